@@ -1,0 +1,80 @@
+"""The seam between the supervisor and whatever runs a model: one protocol, its obligations and its values.
+
+Decides nothing. Every implementation passes `hypnos_engine.testing.engine_conformance`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hypnos_engine.domain.errors import HypnosError
+from hypnos_engine.domain.kinds import EngineKind
+from hypnos_engine.ipc import messages as m
+
+ProgressSink = Callable[[m.LoadProgress], None]
+"""Called on the loop, at most ten times a second; must not block or raise."""
+
+ContextSink = Callable[[m.ContextWanted | m.ContextResized], None]
+"""Called on the loop when the worker wants a larger context or has rebuilt it; must not block or raise."""
+
+GenerationEvent = m.Accepted | m.Delta | m.Finished
+"""What a generation yields: exactly one Accepted, any number of Delta, exactly one Finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an engine came to its end."""
+
+    expected: bool
+    """True after `unload`; False when it died by itself."""
+    error: HypnosError | None
+    """Why, when not expected: WorkerDied or DeviceOutOfMemory, with the last words of the process."""
+
+
+class Engine(Protocol):
+    """One model's worker, from its start to its end. All methods are called on the loop that made it.
+
+    An engine is used once: `load`, any number of overlapping `generate`, `unload`. It never restarts itself.
+    """
+
+    kind: EngineKind
+
+    async def load(self, request: m.Load, on_progress: ProgressSink, on_context: ContextSink) -> m.Loaded:
+        """Start the worker and load the model; called once.
+
+        Does not block the loop. Cancelling the call ends the worker before CancelledError leaves it. Raises LoadFailed
+        (final: the file or the build is wrong), DeviceOutOfMemory, WorkerDied or EngineTimeout; after any of them the
+        worker is gone and `exited` returns.
+        """
+        ...
+
+    def generate(self, request: m.Generate) -> AsyncIterator[GenerationEvent]:
+        """Answer a conversation; `request.id` is the caller's and unique among unfinished ones.
+
+        Nothing happens before the first `__anext__`. Closing the iterator (or cancelling its consumer) stops the
+        generation at the next token, exactly once, whatever it was doing. A slow consumer never stalls other requests:
+        text waits for it joined together, bounded by the request's own length. Raises InvalidRequest before Accepted
+        (the prompt fits no window), EngineFailed or WorkerDied at any time; after an error the iterator is finished.
+        """
+        ...
+
+    def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
+        """Pass a setting to the worker between two steps. Returns at once; a dead worker ignores it."""
+        ...
+
+    async def unload(self, grace_s: float = 2.0) -> None:
+        """End the worker and return when its process is reaped. Idempotent, never raises, also during `load`.
+
+        Running generations end with Cancelled. A worker that has not ended after `grace_s` is killed with its group.
+        """
+        ...
+
+    async def exited(self) -> Exit:
+        """Return once the process is reaped. Any number of callers, before or after the end."""
+        ...
+
+
+EngineFactory = Callable[[str], Engine]
+"""Makes an unloaded engine for a model id; cheap, does not start a process."""
+
+Sleep = Callable[[float], Awaitable[None]]

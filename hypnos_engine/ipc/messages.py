@@ -1,0 +1,280 @@
+"""Every message between the supervisor and a worker, and nothing else.
+
+Encoded as msgpack by msgspec, one tagged struct a frame (`framing.py`). Durations are milliseconds where a name ends in
+`_ms` (they go to the wire as they are), bytes where it ends in `_bytes`. A worker answers each `Generate` with
+`Accepted`, any number of `Step` entries, then exactly one of `Finished` and `Failed`; or with `Failed` alone.
+"""
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# --- content of a request -------------------------------------------------------------------------------------------
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn. `role` is system, user, assistant or tool; `content` is in the order of the request."""
+
+    role: str
+    content: tuple[TextPart, ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def text(self) -> str:
+        """All text of the turn, in order."""
+        return "".join(part.text for part in self.content)
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are drawn; None = the engine's default. `temperature` 0 draws the likeliest token."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+
+# --- supervisor -> worker -------------------------------------------------------------------------------------------
+
+
+class Load(Message, frozen=True):
+    """Load a model; answered by `LoadProgress` and then `Loaded` or `LoadFailed`. Once per worker."""
+
+    model: str
+    weights_path: str
+    aux_path: str | None = None
+    context_len: int = 4096
+    """KV cells across all slots."""
+    slots: int = 4
+    kv_type: str = "f16"
+    gpu_layers: int = 0
+    load_mode: str = "auto"
+    threads: int = 1
+    cpu_expert_layers: int = 0
+    step_delay_ms: float = 0.0
+    """Fake engine only: pause before each token, so that a demonstration can be watched."""
+
+
+class Generate(Message, frozen=True):
+    """Answer a conversation. `id` is unique among the worker's unfinished requests."""
+
+    id: int
+    scope: str
+    """Cached prefixes are shared only between requests of one scope (the API key's label)."""
+    messages: tuple[ChatMessage, ...]
+    max_tokens: int
+    num_ctx: int | None = None
+    """Cells to reserve, prompt plus generation; None = estimated."""
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    thinking: bool = False
+
+
+class Cancel(Message, frozen=True):
+    """Stop a request at its next token. Answered by `Failed` with code `cancelled`; unknown ids are ignored."""
+
+    id: int
+
+
+class ResizeContext(Message, frozen=True):
+    """Grow the KV cache to `context_len` cells between two steps; running requests do not notice."""
+
+    context_len: int
+
+
+class DenyContext(Message, frozen=True):
+    """The answer to `ContextWanted` when the memory is not there: serve with the cells at hand."""
+
+
+class SetThreads(Message, frozen=True):
+    threads: int
+
+
+class Ping(Message, frozen=True):
+    """Answered by `Pong` between two steps: proof that the worker's loop still turns."""
+
+    nonce: int
+
+
+class Shutdown(Message, frozen=True):
+    """End: running requests get `Failed` with code `cancelled`, then the process exits with status 0."""
+
+
+ToWorker = Load | Generate | Cancel | ResizeContext | DenyContext | SetThreads | Ping | Shutdown
+
+
+# --- worker -> supervisor -------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of every worker."""
+
+    protocol: int
+    kind: str
+    pid: int
+
+
+class LoadProgress(Message, frozen=True):
+    phase: str
+    """weights, projector, context or warmup."""
+    fraction: float
+
+
+class LoadPhases(msgspec.Struct, frozen=True):
+    """How long each part of a load took (contract §5, tier_switch_phases)."""
+
+    load_mode: str
+    weights_ms: float
+    projector_ms: float
+    context_ms: float
+    total_ms: float
+
+
+class MemoryReport(msgspec.Struct, frozen=True):
+    """What the worker holds, as measured after the load."""
+
+    weights_bytes: int
+    """Tensor bytes of the model."""
+    device_bytes: int
+    """Device memory taken, weights, cache and buffers together; 0 without a device."""
+    kv_bytes: int
+    workspace_bytes: int
+    repacked_bytes: int
+    anonymous_bytes: int
+    """Private and shared anonymous memory of the process (not its file pages)."""
+
+
+class Loaded(Message, frozen=True):
+    context_len: int
+    context_train: int
+    layers: int
+    gpu_layers: int
+    architecture: str
+    phases: LoadPhases
+    memory: MemoryReport
+    library: str
+    """Name and version of the inference library."""
+    has_chat_template: bool
+
+
+class LoadFailed(Message, frozen=True):
+    code: str
+    """A code of `domain.errors`."""
+    message: str
+
+
+class Accepted(Message, frozen=True):
+    """The prompt is tokenised, fits, and its cells are reserved: nothing of the request can be refused any more."""
+
+    id: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Text that one step added to one request; whole Unicode characters only."""
+
+    id: int
+    text: str
+    reasoning: bool = False
+
+
+class Step(Message, frozen=True):
+    """What one decode step produced, for all requests that took part and have text to show."""
+
+    deltas: tuple[Delta, ...]
+
+
+class EngineTiming(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Measured times of one request (contract §5, engine); a field that was not measured stays None."""
+
+    queue_ms: float | None = None
+    context_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    ttft_ms: float | None = None
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    cached_tokens: int | None = None
+    concurrent_slots: int | None = None
+    """Most requests that shared a decode step with this one, itself included."""
+
+
+class Finished(Message, frozen=True):
+    id: int
+    finish_reason: str
+    """stop or length."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    timing: EngineTiming
+
+
+class Failed(Message, frozen=True):
+    id: int
+    code: str
+    message: str
+
+
+class ContextWanted(Message, frozen=True):
+    """A request needs more cells than the cache has and other requests will not free them."""
+
+    context_len: int
+
+
+class ContextResized(Message, frozen=True):
+    """The cache was rebuilt: new size in cells, and the memory that the worker holds now."""
+
+    context_len: int
+    rebuild_ms: float
+    memory: MemoryReport
+
+
+class Pong(Message, frozen=True):
+    nonce: int
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A compute device as the inference library lists it."""
+
+    name: str
+    description: str
+    kind: str
+    """cpu, gpu, igpu or accel."""
+    free_bytes: int
+    total_bytes: int
+
+
+class ProbeReport(Message, frozen=True):
+    """Answer of `--probe`: what the library can use on this machine."""
+
+    library: str
+    version: str
+    system_info: str
+    gpu_offload: bool
+    devices: tuple[Device, ...]
+
+
+FromWorker = (
+    Hello
+    | LoadProgress
+    | Loaded
+    | LoadFailed
+    | Accepted
+    | Step
+    | Finished
+    | Failed
+    | ContextWanted
+    | ContextResized
+    | Pong
+    | ProbeReport
+)
