@@ -3,7 +3,7 @@
 Decides nothing. Every implementation passes `hypnos_engine.testing.engine_conformance`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: m.Generate) -> AsyncIterator[GenerationEvent]:
+    def generate(self, request: m.Generate) -> AsyncGenerator[GenerationEvent, None]:
         """Answer a conversation; `request.id` is the caller's and unique among unfinished ones.
 
         Nothing happens before the first `__anext__`. Closing the iterator (or cancelling its consumer) stops the
@@ -76,5 +76,3 @@ class Engine(Protocol):
 
 EngineFactory = Callable[[str], Engine]
 """Makes an unloaded engine for a model id; cheap, does not start a process."""
-
-Sleep = Callable[[float], Awaitable[None]]

@@ -57,6 +57,7 @@ class Load(Message, frozen=True):
     slots: int = 4
     kv_type: str = "f16"
     gpu_layers: int = 0
+    """Layers for the accelerator, counted from the last; -1 = all of them and the output head."""
     load_mode: str = "auto"
     threads: int = 1
     cpu_expert_layers: int = 0

@@ -1,6 +1,6 @@
 """What a request holds while a model works for it, and the seam through which the server asks for it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,7 +61,7 @@ class Lease(Protocol):
         sampling: m.Sampling = ...,
         stop: tuple[str, ...] = (),
         thinking: bool = False,
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """Answer a conversation on the leased model; obligations as `Engine.generate`."""
         ...
 

@@ -1,0 +1,288 @@
+"""The composition root: settings become a running engine here and nowhere else.
+
+It wires the rooms together and decides the order of start and end; it holds no rule about models, memory or requests.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypnos_engine import __version__
+from hypnos_engine.config import load as config
+from hypnos_engine.config.paths import Folders, prepare, private_folder, standard_folders, write_new
+from hypnos_engine.config.settings import Settings
+from hypnos_engine.config.starter import starter_folder, starter_text
+from hypnos_engine.domain.errors import BindRefused, EngineFailed, StartRefused
+from hypnos_engine.domain.kinds import EngineKind, Modality, Tier
+from hypnos_engine.domain.model import ModelId, ModelSpec
+from hypnos_engine.engines.base import Engine
+from hypnos_engine.engines.registry import EngineRegistry
+from hypnos_engine.hardware import ggml, machine
+from hypnos_engine.journal import writing_log
+from hypnos_engine.presence import Presence
+from hypnos_engine.runtime.local import LocalRuntime, Machine, Queueing
+from hypnos_engine.scheduler.events import Budgets
+from hypnos_engine.server.app import make_app
+from hypnos_engine.server.options import AccessKey, ServerOptions, StreamTimes
+from hypnos_engine.server.site import LOOPBACK, LOOPBACK_NAMES, Site
+
+log = logging.getLogger("hypnos")
+
+DEMO_MODEL = ModelSpec(
+    id=ModelId("demo"),
+    name="Demonstration",
+    modality=Modality.TEXT,
+    engine=EngineKind.FAKE,
+    weights_path="",
+    context_len=8192,
+    initial_tier=Tier.GPU,
+)
+CHAT = (Modality.TEXT, Modality.VISION, Modality.SPEECH_TO_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """What the user asked for on the command line; None = as configured."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    models_dir: Path | None = None
+    demo: bool = False
+    insecure_no_auth: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What the user is told once the port is open."""
+
+    address: str
+    models: tuple[str, ...]
+    config_path: Path | None
+    models_dirs: tuple[Path, ...]
+    log_dir: Path
+    notices: tuple[str, ...]
+    first_model: str | None
+    """A model that answers chats; None when none is configured."""
+
+
+Announce = Callable[[Announcement], None]
+
+
+async def serve(request: ServeRequest, *, announce: Announce) -> None:
+    """Run the engine until SIGTERM or SIGINT, then drain. Raises StartRefused and its kin before anything is served.
+
+    Has to run on the main thread: workers are bound to the life of the thread that starts them.
+    """
+    folders = standard_folders()
+    settings, first_start = _settings(request, folders)
+    _refuse_what_is_unsafe(settings, request)
+    prepare(folders)
+    with ExitStack() as stack:
+        presence = stack.enter_context(Presence.claimed(folders.run))
+        stack.enter_context(writing_log(folders.logs))
+        runtime = LocalRuntime(settings.models, settings.models_dirs, _make_engine(), _queueing(settings))
+        options = _options(settings, presence.token)
+        site = Site(make_app(runtime, options), settings.server.host, settings.server.port)
+        stop = asyncio.Event()
+        with _stop_signals(stop):
+            await site.start()
+            try:
+                presence.publish(site.address)
+                announce(_announcement(request, settings, site.address, folders, first_start=first_start))
+                await _run(runtime, settings, stop)
+                await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
+            finally:
+                await site.close()
+                await runtime.stop()
+                log.info("stopped")
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def _settings(request: ServeRequest, folders: Folders) -> tuple[Settings, bool]:
+    """The settings, and whether a first configuration was written for them."""
+    flags: dict[str, object] = {
+        "server.host": request.host,
+        "server.port": request.port,
+        "models_dir": request.models_dir,
+    }
+    if request.demo:
+        found = config.load(request.config, os.environ, flags, folders=folders) if request.config else None
+        found = found or config.load(None, _without_config(), flags, folders=_nowhere(folders))
+        return _with_models(found, (DEMO_MODEL,)), False
+    first_start = _write_first_configuration(request, folders)
+    return config.load(request.config, os.environ, flags, folders=folders), first_start
+
+
+def _write_first_configuration(request: ServeRequest, folders: Folders) -> bool:
+    if request.config is not None or os.environ.get("HYPNOS_CONFIG", "").strip():
+        return False
+    if folders.config_file.exists():
+        return False
+    private_folder(folders.config)
+    private_folder(folders.models)
+    return write_new(folders.config_file, starter_text(folders.models, starter_folder()))
+
+
+def _without_config() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "HYPNOS_CONFIG"}
+
+
+def _nowhere(folders: Folders) -> Folders:
+    """Folders whose configuration does not exist: a demonstration shows itself, not the user's models."""
+    return replace(folders, config=folders.run / "demonstration")
+
+
+def _with_models(settings: Settings, models: tuple[ModelSpec, ...]) -> Settings:
+    return replace(settings, models=models)
+
+
+def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest) -> None:
+    if settings.server.tls is not None:
+        raise StartRefused(
+            "server.tls is configured, but this version cannot serve https yet. Remove the section to serve http, "
+            "or put a TLS proxy in front of it."
+        )
+    if _is_loopback(settings.server.host) or settings.server.keys or request.insecure_no_auth:
+        return
+    raise BindRefused(
+        f"The address {settings.server.host} is open to other computers and no API key is configured. Set "
+        "server.api_keys (or HYPNOS_API_KEYS), or start with --insecure-no-auth if that is what you want."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in LOOPBACK_NAMES or host in LOOPBACK or host.startswith("127.")
+
+
+def _options(settings: Settings, local_token_sha256: str) -> ServerOptions:
+    server, limits = settings.server, settings.limits
+    keys = tuple(AccessKey(key.label, key.sha256, admin=key.admin) for key in server.keys)
+    if keys:
+        # The user's own programs on this machine reach their engine by a token that lives as long as the process.
+        keys = (*keys, AccessKey("local", local_token_sha256, admin=True))
+    return ServerOptions(
+        version=__version__,
+        keys=keys,
+        loopback=_is_loopback(server.host),
+        allowed_hosts=server.allowed_hosts,
+        allowed_origins=server.allowed_origins,
+        max_body_bytes=limits.max_body_bytes,
+        max_prompt_chars=limits.max_prompt_chars,
+        max_tokens_cap=limits.max_tokens_cap,
+        request_timeout_s=limits.request_timeout_secs,
+        drain_s=server.drain_secs,
+        stream=StreamTimes(hold_s=server.stream_hold_secs),
+    )
+
+
+def _queueing(settings: Settings) -> Queueing:
+    return Queueing(settings.limits.max_queue_per_model, settings.limits.max_overtaken_secs)
+
+
+def _announcement(
+    request: ServeRequest, settings: Settings, address: str, folders: Folders, *, first_start: bool
+) -> Announcement:
+    notices = [str(problem) for problem in (*settings.warnings, *settings.without_effect)]
+    if first_start:
+        notices.insert(0, f"A first configuration was written to {folders.config_file}.")
+    if not settings.models:
+        notices.append("No model is configured yet: add a [[models]] block to the configuration.")
+    enabled = [spec for spec in settings.models if spec.enabled]
+    chat = next((spec.id for spec in enabled if any(m in CHAT for m in spec.modalities)), None)
+    return Announcement(
+        address=address,
+        models=tuple(spec.id for spec in enabled),
+        config_path=None if request.demo and settings.source is None else settings.source,
+        models_dirs=settings.models_dirs,
+        log_dir=folders.logs,
+        notices=tuple(notices),
+        first_model=chat,
+    )
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+def _make_engine() -> Callable[[ModelSpec], Engine]:
+    registry = EngineRegistry()
+    return lambda spec: registry.make(spec.id, spec.engine)
+
+
+async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event) -> None:
+    """Bring the startup models to their tiers, then wait for the signal to stop, whichever comes first."""
+    starting = asyncio.create_task(_start(runtime, settings), name="staging")
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            await stopping
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+
+
+async def _start(runtime: LocalRuntime, settings: Settings) -> None:
+    report = None
+    if any(spec.engine is EngineKind.LLAMA for spec in settings.models):
+        try:
+            report = await ggml.probe()
+        except EngineFailed as error:
+            log.warning("%s Only the processor is planned with.", error.message)
+    host = machine.host_memory()
+    hardware = machine.snapshot(host, report, backend=settings.hardware.backend.value)
+    limits = machine.MemoryLimits(
+        settings.hardware.tier1_bytes, settings.hardware.tier2_bytes, settings.hardware.os_reserve_bytes
+    )
+    bytes_for = machine.budgets(hardware, limits)
+    threads = settings.hardware.threads
+    budgets = Budgets(
+        device_bytes=bytes_for.device_bytes,
+        host_bytes=bytes_for.host_bytes,
+        cores=threads if isinstance(threads, int) else hardware.cores,
+        device_layers=bool(hardware.devices),
+    )
+    await runtime.start(Machine(hardware, budgets, bytes_for.tier2_bytes))
+    log.info("ready")
+
+
+@contextmanager
+def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask for a drain; a second one ends the program at once."""
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        if stop.is_set():
+            os._exit(128 + signal.SIGINT)
+        log.info("stopping")
+        stop.set()
+
+    def asked_from_outside(_signal: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(asked)
+
+    names = (signal.SIGINT, signal.SIGTERM)
+    if sys.platform == "win32":
+        before = [(name, signal.signal(name, asked_from_outside)) for name in names]
+        try:
+            yield
+        finally:
+            for name, previous in before:
+                signal.signal(name, previous)
+        return
+    for name in names:
+        loop.add_signal_handler(name, asked)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)

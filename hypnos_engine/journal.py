@@ -1,0 +1,50 @@
+"""Where the engine's log goes: a bounded set of private files, written by a thread of its own.
+
+Decides no message. A slow disk must never hold the loop, so records pass through a queue.
+"""
+
+import logging
+import os
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+
+FILE_NAME = "hypnos.log"
+FILE_BYTES = 5 * 1024 * 1024
+FILES_KEPT = 3
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class PrivateFile(RotatingFileHandler):
+    """A rotating file that only its owner can read."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, errors=self.errors)
+
+
+@contextmanager
+def writing_log(folder: Path) -> Iterator[Path]:
+    """Write the records of `hypnos.*` at INFO and above to `folder` for the length of the block."""
+    path = folder / FILE_NAME
+    file = PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
+    file.setFormatter(logging.Formatter(FORMAT))
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = QueueListener(records, file, respect_handler_level=True)
+    handler = QueueHandler(records)
+    logger = logging.getLogger("hypnos")
+    before = logger.level
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    listener.start()
+    try:
+        yield path
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        listener.stop()
+        file.close()

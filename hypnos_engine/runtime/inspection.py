@@ -1,0 +1,39 @@
+"""Looks at a model's files before anything is loaded: where they are and what their header says.
+
+Reads headers only, through the bounded reader; a file that cannot be used becomes a typed problem, never an exception.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypnos_engine.catalog.roots import Missing, locate
+from hypnos_engine.domain.errors import HypnosError, ModelNotAvailable
+from hypnos_engine.domain.kinds import EngineKind
+from hypnos_engine.domain.model import ModelShape, ModelSpec
+from hypnos_engine.gguf import read_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found out about one model."""
+
+    path: Path | None
+    shape: ModelShape | None
+    problem: HypnosError | None
+
+
+def inspect_files(spec: ModelSpec, roots: Sequence[Path]) -> Inspection:
+    """Find the weights and read their header. Blocks for the time of a few small reads; call it off the loop."""
+    if spec.engine is EngineKind.FAKE:
+        return Inspection(None, None, None)
+    located = locate(spec.weights_path, roots)
+    if isinstance(located, Missing):
+        problem = ModelNotAvailable(f"The model '{spec.id}' cannot be served: {located.message}")
+        return Inspection(None, None, problem)
+    if spec.engine is not EngineKind.LLAMA:
+        return Inspection(located.path, None, None)
+    try:
+        return Inspection(located.path, read_shape(located.path), None)
+    except HypnosError as error:
+        return Inspection(located.path, None, error)
