@@ -300,3 +300,15 @@ def test_same_events_give_the_same_effects() -> None:
         return [*world.granted, *world.records]
 
     assert story() == story()
+
+
+def test_a_model_whose_context_is_being_rebuilt_is_not_evicted() -> None:
+    world = two_that_do_not_fit_together()
+    request = world.arrive("a")
+    world.finish_load("a")
+    world.send(ev.ContextWanted(A, 2048))
+    world.end(request)
+    world.arrive("b")
+    assert not world.unloading
+    world.finish_resize("a")
+    assert world.unloading == {A}
