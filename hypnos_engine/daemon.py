@@ -88,7 +88,7 @@ async def serve(request: ServeRequest, *, announce: Announce) -> None:
         presence = stack.enter_context(Presence.claimed(folders.run))
         stack.enter_context(writing_log(folders.logs))
         runtime = LocalRuntime(settings.models, settings.models_dirs, _make_engine(), _queueing(settings))
-        options = _options(settings, presence.token)
+        options = _options(settings, presence.token_sha256)
         site = Site(make_app(runtime, options), settings.server.host, settings.server.port)
         stop = asyncio.Event()
         with _stop_signals(stop):
@@ -151,6 +151,12 @@ def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest) -> None:
             "server.tls is configured, but this version cannot serve https yet. Remove the section to serve http, "
             "or put a TLS proxy in front of it."
         )
+    for key in settings.server.keys:
+        if key.models or key.expires is not None:
+            raise StartRefused(
+                f"The API key '{key.label}' is restricted by `models` or `expires`, and this version cannot hold a key "
+                "to either yet. Remove the restriction, or the key."
+            )
     if _is_loopback(settings.server.host) or settings.server.keys or request.insecure_no_auth:
         return
     raise BindRefused(

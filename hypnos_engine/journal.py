@@ -27,10 +27,12 @@ class PrivateFile(RotatingFileHandler):
 
 
 @contextmanager
-def writing_log(folder: Path) -> Iterator[Path]:
+def writing_log(
+    folder: Path, *, file_bytes: int = FILE_BYTES, make_file: type[PrivateFile] = PrivateFile
+) -> Iterator[Path]:
     """Write the records of `hypnos.*` at INFO and above to `folder` for the length of the block."""
     path = folder / FILE_NAME
-    file = PrivateFile(path, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
+    file = make_file(path, maxBytes=file_bytes, backupCount=FILES_KEPT, encoding="utf-8")
     file.setFormatter(logging.Formatter(FORMAT))
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     listener = QueueListener(records, file, respect_handler_level=True)

@@ -62,7 +62,7 @@ class Presence:
             lock.release()
 
     @property
-    def token(self) -> str:
+    def token_sha256(self) -> str:
         """SHA-256 of the local admin token, hexadecimal."""
         return hashlib.sha256(self._token.encode()).hexdigest()
 

@@ -157,6 +157,10 @@ class LocalRuntime:
     def _specs(self) -> list[ModelSpec]:
         return [state.spec for state in self.dispatcher.scheduler.state.models.values()]
 
+    def forget_inspections(self) -> None:
+        """Look at every model with a problem anew on its next request: its owner has changed files."""
+        self._inspected_at.clear()
+
     async def _inspect(self, spec: ModelSpec) -> None:
         self._inspected_at[spec.id] = self.dispatcher.now
         loop = asyncio.get_running_loop()

@@ -1,0 +1,52 @@
+"""Closed sets of names that only the configuration uses; decides nothing."""
+
+from enum import StrEnum
+from typing import Final, Literal
+
+Auto = Literal["auto"]
+"""The type of a setting whose value Hypnos may choose."""
+
+AUTO: Final = "auto"
+
+
+class Backend(StrEnum):
+    """Which ggml backend computes tier 1."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    METAL = "metal"
+    VULKAN = "vulkan"
+    CPU = "cpu"
+
+
+class Overload(StrEnum):
+    """What happens to a request that would miss the profile's objective."""
+
+    QUEUE = "queue"
+    SHED = "shed"
+
+
+class HoldPolicy(StrEnum):
+    """What happens to a request while the user holds the GPU."""
+
+    REFUSE = "refuse"
+    CPU = "cpu"
+
+
+class Profile(StrEnum):
+    """What the machine is mostly used for."""
+
+    VOICE_ASSISTANT = "voice_assistant"
+    CHAT = "chat"
+    BATCH = "batch"
+
+
+class LogLevel(StrEnum):
+    """How much of each request the request log keeps (contract §15-10)."""
+
+    OFF = "off"
+    ERROR = "error"
+    WARN = "warn"
+    INFO = "info"
+    DEBUG = "debug"
+    TRACE = "trace"
