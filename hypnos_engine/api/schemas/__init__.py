@@ -1,0 +1,1 @@
+"""The bodies of the HTTP API as msgspec structs, one module per area of the contract; they decide nothing."""

@@ -1,0 +1,32 @@
+"""Reads a request's JSON body within its limits; decides what counts as JSON, not what the fields mean."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiohttp import hdrs, web
+
+from hypnos_engine.api.decoding import decode_json
+from hypnos_engine.domain.errors import InvalidRequest
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+DECODE_ON_LOOP_MAX_BYTES = 1024 * 1024
+"""Larger bodies are decoded on a thread. A stand-in for a child process: the decoder keeps the interpreter's lock."""
+
+
+async def read_json(request: web.Request, schema: type[T], check: Callable[[T], R]) -> R:
+    """Read, decode and check the body. Raises InvalidRequest; aiohttp's HTTPRequestEntityTooLarge above the limit."""
+    if hdrs.CONTENT_TYPE not in request.headers:
+        raise InvalidRequest("The request needs the header `Content-Type: application/json`.")
+    if request.content_type != "application/json":
+        raise InvalidRequest("The Content-Type must be application/json.")
+    try:
+        body = await request.read()
+    except (web.RequestPayloadError, ValueError) as error:
+        raise InvalidRequest(f"The body could not be read: {error}") from None
+    if len(body) <= DECODE_ON_LOOP_MAX_BYTES:
+        return check(decode_json(body, schema))
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, lambda: check(decode_json(body, schema)))

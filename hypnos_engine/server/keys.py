@@ -1,0 +1,95 @@
+"""Who may call what: API keys, browser origins and Host names, as pure questions about header values.
+
+Never logs or returns a key; every comparison of a key takes the same time whichever key it is.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from hypnos_engine.domain.errors import InvalidApiKey, PermissionDenied
+from hypnos_engine.server.options import AccessKey
+
+LOCAL = AccessKey(label="local", sha256="", admin=True)
+"""Whose request it is when no key is configured."""
+
+
+def find_key(authorization: str | None, keys: Sequence[AccessKey]) -> AccessKey:
+    """Return the caller's key (contract §2). Raises InvalidApiKey, which says what is wrong but not what was sent."""
+    if not keys:
+        return LOCAL
+    if authorization is None or not authorization.strip():
+        raise InvalidApiKey("Missing API key. Send it as `Authorization: Bearer <key>` (server.api_keys).")
+    scheme, _, secret = authorization.strip().partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise InvalidApiKey("Malformed Authorization header. Send the API key as `Authorization: Bearer <key>`.")
+    digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+    found = None
+    for key in keys:  # no early end: the time must not tell which key matched
+        if hmac.compare_digest(digest, key.sha256.lower()):
+            found = key
+    if found is None:
+        raise InvalidApiKey("Unknown API key. Ask the operator for one (server.api_keys).")
+    return found
+
+
+def check_admin(key: AccessKey) -> None:
+    """Raise PermissionDenied unless the key may change the model pool."""
+    if not key.admin:
+        raise PermissionDenied(
+            "This needs an admin key: an entry of server.api_keys, or one of [[server.keys]] with admin = true."
+        )
+
+
+def host_is_allowed(host: str | None, allowed_hosts: Sequence[str]) -> bool:
+    """True when the Host header names this computer; a browser tricked by a DNS answer sends another name.
+
+    Programs that send no Host header are no browsers and pass.
+    """
+    if not host:
+        return True
+    name = _host_name(host)
+    return name is not None and (_is_loopback_name(name) or name in {entry.lower() for entry in allowed_hosts})
+
+
+def origin_is_allowed(origin: str, host: str | None, allowed_origins: Sequence[str]) -> bool:
+    """True for pages of this server, of any loopback origin, and of the operator's list (contract §1.3)."""
+    try:
+        parts = urlsplit(origin)
+        port, name = parts.port, (parts.hostname or "").lower()
+    except ValueError:
+        return False
+    well_formed = parts.scheme in {"http", "https"} and name and origin == f"{parts.scheme}://{parts.netloc}"
+    own = _is_loopback_name(name) or (host is not None and parts.netloc.lower() == host.lower())
+    return (bool(well_formed) and own) or any(
+        _origin_matches(origin, parts.scheme, name, port, entry) for entry in allowed_origins
+    )
+
+
+def _origin_matches(origin: str, scheme: str, name: str, port: int | None, entry: str) -> bool:
+    entry = entry.rstrip("/").lower()
+    if entry == "*":
+        return True
+    if entry.endswith(":*"):
+        return f"{scheme}://{f'[{name}]' if ':' in name else name}" == entry.removesuffix(":*")
+    return origin.rstrip("/").lower() == entry
+
+
+def _is_loopback_name(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str | None:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+    return name.rstrip(".").lower() if name else None

@@ -1,0 +1,187 @@
+"""What happens to every request before and after its handler, in the order of checks that the wire fixes.
+
+Order: Host, CORS preflight, foreign origin, key 401, admin 403, declared body size 413, staging 503; then the handler
+checks body 400, model 404 and modality 400, and the runtime queue 429 and deadline 503. No middleware reads a body.
+"""
+
+import asyncio
+import logging
+
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.typedefs import Handler as NextHandler
+
+from hypnos_engine.domain.errors import (
+    Cancelled,
+    HypnosError,
+    ModelNotAvailable,
+    PayloadTooLarge,
+    PermissionDenied,
+    RequestTimedOut,
+)
+from hypnos_engine.server.answers import error_response, http_error_response
+from hypnos_engine.server.exchange import LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Route, client_left, exchange_of
+from hypnos_engine.server.keys import check_admin, find_key, host_is_allowed, origin_is_allowed
+
+log = logging.getLogger("hypnos.http")
+
+SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+CORS_METHODS = "GET, POST, OPTIONS"
+EXPOSED_HEADERS = ", ".join(
+    (
+        "x-request-id",
+        "Retry-After",
+        "x-hypnos-estimated-wait-ms",
+        "x-hypnos-previous-tier",
+        "x-hypnos-gpu-layers",
+        "x-hypnos-switch-ms",
+        "x-hypnos-inference-ms",
+        "x-hypnos-audio-secs",
+        "x-hypnos-rtf",
+    )
+)
+STAGING_MESSAGE = (
+    "Hypnos is still bringing its startup models into place; retry shortly (GET /ready tells when it is done)."
+)
+CLIENT_GONE = 499
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """Outermost: account for the request and turn whatever ends it into an answer."""
+    exchange = exchange_of(request)
+    exchange.task = asyncio.current_task()
+    exchange.route = _route_of(request)
+    running = request.app[LIFECYCLE].running
+    running.add(exchange)
+    try:
+        return await handler(request)
+    except HypnosError as error:
+        return error_response(error, multipart=request.content_type.startswith("multipart/"))
+    except web.HTTPRequestEntityTooLarge:
+        return error_response(_too_large(request), multipart=request.content_type.startswith("multipart/"))
+    except web.HTTPException as error:
+        return http_error_response(error, request.method, request.path)
+    except asyncio.CancelledError:
+        if exchange.was_cut():
+            return error_response(Cancelled("The server is shutting down and ended this request."))
+        log.info("%s %s %s %s: the client left", exchange.id, request.method, request.rel_url.raw_path, CLIENT_GONE)
+        raise
+    except Exception:
+        if client_left(request):  # the connection broke under the handler
+            return web.Response(status=CLIENT_GONE)
+        log.exception("%s %s failed", exchange.id, request.rel_url.raw_path)
+        return error_response(HypnosError(f"Internal error. The server's log has the details under {exchange.id}."))
+    finally:
+        running.discard(exchange)
+
+
+@web.middleware
+async def guard_origin(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """Refuse names and pages that do not belong here; answer preflights, which carry no key."""
+    options = request.app[OPTIONS]
+    host = request.headers.get(hdrs.HOST)
+    if options.loopback and not host_is_allowed(host, options.allowed_hosts):
+        raise PermissionDenied(
+            "This server answers to localhost only. Add the name it was called by to server.allowed_hosts."
+        )
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is not None and not origin_is_allowed(origin, host, options.allowed_origins):
+        if request.method not in SAFE_METHODS:
+            raise PermissionDenied("Pages of this origin may not call the server. Add it to server.allowed_origins.")
+    elif origin is not None and _is_preflight(request):
+        return web.Response(status=204)
+    return await handler(request)
+
+
+@web.middleware
+async def check_access(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """401 and 403. Everything under /v1 needs a key, routes that do not exist included."""
+    exchange = exchange_of(request)
+    options = request.app[OPTIONS]
+    needs_key = exchange.route.needs_key if exchange.route else request.path.startswith("/v1")
+    if needs_key:
+        exchange.key = find_key(request.headers.get(hdrs.AUTHORIZATION), options.keys)
+        if exchange.route is not None and exchange.route.admin:
+            check_admin(exchange.key)
+    return await handler(request)
+
+
+@web.middleware
+async def limit_request(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """Declared body size, staging, and the time until the headers are out."""
+    exchange = exchange_of(request)
+    options = request.app[OPTIONS]
+    if request.content_length is not None and request.content_length > options.max_body_bytes:
+        raise _too_large(request)
+    if exchange.route is not None and not exchange.route.while_staging:
+        if request.app[LIFECYCLE].draining:
+            raise ModelNotAvailable("Hypnos is shutting down.", retry_after_s=5)
+        if request.app[RUNTIME].staging:
+            raise ModelNotAvailable(STAGING_MESSAGE, retry_after_s=5)
+    limit = exchange.limit = asyncio.timeout(options.request_timeout_s)
+    try:
+        async with limit:
+            return await handler(request)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RequestTimedOut(
+            f"No answer within {options.request_timeout_s:g} s (limits.request_timeout_secs). "
+            "Ask for less, or lower max_tokens."
+        ) from None
+
+
+async def meet_expectation(request: web.Request) -> web.StreamResponse | None:
+    """Before the checks: a client that waits for permission to send its body gets it, other expectations a 417."""
+    if request.headers[hdrs.EXPECT].lower() != "100-continue":
+        return http_error_response(web.HTTPExpectationFailed(), request.method, request.path)
+    if request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # what counts as sent begins with the answer
+    return None
+
+
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal before any response's headers go out, those of refusals included."""
+    exchange = exchange_of(request)
+    headers = response.headers
+    headers["x-request-id"] = exchange.id
+    headers[hdrs.SERVER] = f"hypnos/{request.app[OPTIONS].version}"
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+    if exchange.estimated_wait_ms is not None:
+        headers["x-hypnos-estimated-wait-ms"] = f"{exchange.estimated_wait_ms:.0f}"
+    _set_cors(request, response)
+
+
+def _set_cors(request: web.Request, response: web.StreamResponse) -> None:
+    headers = response.headers
+    headers[hdrs.VARY] = hdrs.ORIGIN
+    origin = request.headers.get(hdrs.ORIGIN)
+    options = request.app[OPTIONS]
+    if origin is None or not origin_is_allowed(origin, request.headers.get(hdrs.HOST), options.allowed_origins):
+        return
+    headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+    headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED_HEADERS
+    if _is_preflight(request):
+        headers[hdrs.VARY] = f"{hdrs.ORIGIN}, {hdrs.ACCESS_CONTROL_REQUEST_HEADERS}"
+        headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = CORS_METHODS
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+        headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted or "*"
+        headers[hdrs.ACCESS_CONTROL_MAX_AGE] = "600"
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"
+
+
+def _is_preflight(request: web.Request) -> bool:
+    return request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
+
+
+def _too_large(request: web.Request) -> PayloadTooLarge:
+    limit = request.app[OPTIONS].max_body_bytes
+    return PayloadTooLarge(f"The body is larger than limits.max_body_bytes ({limit} bytes).")
+
+
+def _route_of(request: web.Request) -> Route | None:
+    handler = request.match_info.handler
+    return next((route for route in request.app[ROUTES] if route.handler is handler), None)

@@ -1,0 +1,50 @@
+"""Everything the HTTP server may be told, as plain values; decides no default that the configuration also decides."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """One API key. The key itself is never kept."""
+
+    label: str
+    sha256: str
+    """SHA-256 of the key, 64 hexadecimal digits."""
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """When a stream says something although the model does not. Seconds."""
+
+    hold_s: float = 10.0
+    """A stream that waited this long for its lease sends its status without it."""
+    waiting_comment_s: float = 5.0
+    """Longest silence before the lease, once the status is out."""
+    silent_comment_s: float = 15.0
+    """Longest silence after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Limits, keys and origins of one server. Sizes in bytes, times in seconds."""
+
+    version: str
+    keys: tuple[AccessKey, ...] = ()
+    """Empty = no key is asked for."""
+    loopback: bool = True
+    """True while the server is bound to loopback only: then the Host header has to name it."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further host names, without a port."""
+    allowed_origins: tuple[str, ...] = ()
+    """Further browser origins, each exact or with a port of `*`."""
+    max_body_bytes: int = 256 * 1024 * 1024
+    max_prompt_chars: int = 1_000_000
+    max_tokens_cap: int = 8192
+    request_timeout_s: float = 900.0
+    drain_s: float = 30.0
+    stall_s: float = 120.0
+    """A client that takes no byte of what waits for it for this long is dropped."""
+    idle_connection_s: float = 75.0
+    """A connection without a request is closed after this long."""
+    stream: StreamTimes = StreamTimes()
