@@ -1,0 +1,1 @@
+"""How models are run, seen from the supervisor: the engine protocol, its worker host, and the engine for tests."""

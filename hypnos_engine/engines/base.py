@@ -43,8 +43,8 @@ class Engine(Protocol):
         """Start the worker and load the model; called once.
 
         Does not block the loop. Cancelling the call ends the worker before CancelledError leaves it. Raises LoadFailed
-        (final: the file or the build is wrong), DeviceOutOfMemory, WorkerDied or EngineTimeout; after any of them the
-        worker is gone and `exited` returns.
+        (final: the file or the build is wrong), DeviceOutOfMemory, WorkerDied or EngineTimeout, and Cancelled when
+        `unload` was called before or meanwhile; after any of them the worker is gone and `exited` returns.
         """
         ...
 

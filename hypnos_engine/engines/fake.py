@@ -1,0 +1,289 @@
+"""An engine without a process that does exactly what its script says; for tests of whatever stands above engines.
+
+Deterministic: it never sleeps, and waits only for the gates of its script. `hypnos serve --demo` does not use it.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from hypnos_engine.domain.errors import (
+    Cancelled,
+    EngineFailed,
+    HypnosError,
+    InvalidRequest,
+    WorkerDied,
+    error_from_code,
+)
+from hypnos_engine.domain.kinds import EngineKind
+from hypnos_engine.engines.base import ContextSink, Exit, GenerationEvent, ProgressSink
+from hypnos_engine.engines.mailbox import Mailbox
+from hypnos_engine.ipc import messages as m
+
+NO_MEMORY = m.MemoryReport(
+    weights_bytes=0, device_bytes=0, kv_bytes=0, workspace_bytes=0, repacked_bytes=0, anonymous_bytes=0
+)
+
+
+def echo(request: m.Generate) -> Iterable[str]:
+    """The words of the last message, one a token."""
+    words = request.messages[-1].text().split() if request.messages else []
+    return [word if index == 0 else f" {word}" for index, word in enumerate(words)]
+
+
+def counting(request: m.Generate) -> Iterable[str]:
+    """0 1 2 … without an end: only `max_tokens` or a cancellation stops it."""
+    return (f"{number} " for number in itertools.count())
+
+
+@dataclass(slots=True)
+class FakeScript:
+    """What a FakeEngine does. A gate that is None is open."""
+
+    load_gate: asyncio.Event | None = None
+    """`load` waits for it after its progress."""
+    load_error: HypnosError | None = None
+    progress: tuple[m.LoadProgress, ...] = ()
+    reply: Callable[[m.Generate], Iterable[str]] = echo
+    """The tokens of an answer."""
+    token_gate: asyncio.Semaphore | None = None
+    """Each token of any request takes one permit."""
+    fail_after: int | None = None
+    """Tokens after which each request fails with EngineFailed."""
+    die_after: int | None = None
+    """Tokens, of all requests together, after which the engine dies."""
+    unload_gate: asyncio.Event | None = None
+    """`unload` waits for it before the engine is gone."""
+    memory: m.MemoryReport = NO_MEMORY
+    gpu_layers: int | None = None
+    """Layers reported as being on the device; None = as many as asked for."""
+    layers: int = 4
+    context_train: int = 8192
+
+
+@dataclass(slots=True)
+class _Run:
+    request: m.Generate
+    mailbox: Mailbox
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class FakeEngine:
+    """Implements Engine; `loads`, `requests` and `sent` keep what it was asked, oldest first."""
+
+    def __init__(self, model: str, script: FakeScript | None = None) -> None:
+        self.kind = EngineKind.FAKE
+        self.script = script or FakeScript()
+        self.loads: list[m.Load] = []
+        self.requests: list[m.Generate] = []
+        self.sent: list[m.ResizeContext | m.DenyContext | m.SetThreads] = []
+        self._model = model
+        self._running: dict[int, _Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(1)
+        self._busy = 0
+        self._tokens = 0
+        self._on_context: ContextSink | None = None
+        self._ready = False
+        self._ending = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._exit: Exit | None = None
+
+    # --- Engine -----------------------------------------------------------------------------------------------------
+
+    async def load(self, request: m.Load, on_progress: ProgressSink, on_context: ContextSink) -> m.Loaded:
+        """As Engine.load. Raises Cancelled when `unload` was called before or meanwhile."""
+        if self.loads:
+            raise RuntimeError("an engine is loaded once")
+        self.loads.append(request)
+        self._on_context = on_context
+        try:
+            return await self._load(request, on_progress)
+        except BaseException:
+            self._conclude(Exit(True, None))
+            raise
+
+    async def generate(self, request: m.Generate) -> AsyncGenerator[GenerationEvent, None]:
+        """As Engine.generate."""
+        run = self._submit(request)
+        try:
+            while True:
+                event = await run.mailbox.take()
+                yield event
+                if isinstance(event, m.Finished):
+                    return
+        finally:
+            if self._running.get(request.id) is run:
+                del self._running[request.id]
+            assert run.task is not None
+            run.task.cancel()
+
+    def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
+        """As Engine.send."""
+        if self._ready and self._exit is None:
+            self.sent.append(message)
+
+    async def unload(self, grace_s: float = 2.0) -> None:
+        """As Engine.unload."""
+        if self._exit is None:
+            self._ending.set()
+            self._fail_all(self._unloaded())
+            if self.script.unload_gate is not None:
+                await self.script.unload_gate.wait()
+            self._conclude(Exit(True, None))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def exited(self) -> Exit:
+        """As Engine.exited."""
+        await self._ended.wait()
+        assert self._exit is not None
+        return self._exit
+
+    # --- what a test does to it -------------------------------------------------------------------------------------
+
+    def die(self, error: HypnosError | None = None) -> None:
+        """End as a crashed worker does."""
+        error = error or WorkerDied(f"The worker of '{self._model}' was ended by signal SIGABRT.")
+        self._fail_all(error)
+        self._conclude(Exit(False, error))
+
+    def report_context(self, message: m.ContextWanted | m.ContextResized) -> None:
+        """Tell the caller of `load` about the context, as a worker would."""
+        assert self._on_context is not None
+        self._on_context(message)
+
+    @property
+    def running(self) -> int:
+        """Requests that have neither ended nor been given up."""
+        return len(self._running)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, request: m.Load, on_progress: ProgressSink) -> m.Loaded:
+        if self._ending.is_set():
+            raise self._unloaded()
+        for progress in self.script.progress:
+            on_progress(progress)
+        if self.script.load_gate is not None:
+            await self._gate_or_end(self.script.load_gate)
+        if self._exit is not None and self._exit.error is not None:
+            raise self._exit.error
+        if self._ending.is_set():
+            raise self._unloaded()
+        if self.script.load_error is not None:
+            raise self.script.load_error
+        self._slots = asyncio.Semaphore(request.slots)
+        self._ready = True
+        phases = m.LoadPhases(
+            load_mode="read" if request.load_mode == "read" else "mmap",
+            weights_ms=0.0,
+            projector_ms=0.0,
+            context_ms=0.0,
+            total_ms=0.0,
+        )
+        return m.Loaded(
+            context_len=request.context_len,
+            context_train=self.script.context_train,
+            layers=self.script.layers,
+            gpu_layers=request.gpu_layers if self.script.gpu_layers is None else self.script.gpu_layers,
+            architecture="fake",
+            phases=phases,
+            memory=self.script.memory,
+            library="fake 1",
+            has_chat_template=True,
+        )
+
+    async def _gate_or_end(self, gate: asyncio.Event) -> None:
+        waits = {asyncio.ensure_future(event.wait()) for event in (gate, self._ending, self._ended)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _submit(self, request: m.Generate) -> _Run:
+        if self._exit is not None and self._exit.error is not None:
+            raise error_from_code(self._exit.error.code, self._exit.error.message)
+        if self._ending.is_set() or self._exit is not None:
+            raise self._unloaded()
+        if not self._ready:
+            raise EngineFailed(f"The model '{self._model}' is not loaded.")
+        if request.id in self._running:
+            raise ValueError(f"request {request.id} is still running")
+        self.requests.append(request)
+        run = self._running[request.id] = _Run(request, Mailbox(request))
+        run.task = asyncio.get_running_loop().create_task(self._produce(run), name=f"fake request {request.id}")
+        self._tasks.add(run.task)
+        run.task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def _produce(self, run: _Run) -> None:
+        clock = asyncio.get_running_loop().time
+        arrived_s = clock()
+        async with self._slots:
+            self._busy += 1
+            try:
+                await self._answer(run, queue_ms=(clock() - arrived_s) * 1e3)
+            except HypnosError as error:
+                run.mailbox.fail(error)
+            finally:
+                self._busy -= 1
+                if run.mailbox.complete and self._running.get(run.request.id) is run:
+                    del self._running[run.request.id]
+
+    async def _answer(self, run: _Run, queue_ms: float) -> None:
+        request, clock = run.request, asyncio.get_running_loop().time
+        prompt_tokens = sum(len(message.text().split()) for message in request.messages)
+        if prompt_tokens > self.loads[0].context_len:
+            raise InvalidRequest(
+                f"The prompt has {prompt_tokens} tokens, the context window {self.loads[0].context_len}: shorten it."
+            )
+        run.mailbox.accept(prompt_tokens, 0)
+        began_s = clock()
+        first_s: float | None = None
+        count, reason, concurrent = 0, "stop", self._busy
+        for token in self.script.reply(request):
+            if count == request.max_tokens:
+                reason = "length"
+                break
+            await self._next_token(count)
+            first_s = first_s or clock()
+            run.mailbox.add(token)
+            count += 1
+            concurrent = max(concurrent, self._busy)
+        timing = m.EngineTiming(
+            queue_ms=queue_ms,
+            prefill_ms=0.0,
+            decode_ms=(clock() - began_s) * 1e3,
+            ttft_ms=queue_ms + ((first_s or began_s) - began_s) * 1e3,
+            cached_tokens=0,
+            concurrent_slots=concurrent,
+        )
+        run.mailbox.finish(m.Finished(request.id, reason, prompt_tokens, count, 0, timing))
+
+    async def _next_token(self, count: int) -> None:
+        if self.script.token_gate is None:
+            await asyncio.sleep(0)
+        else:
+            await self.script.token_gate.acquire()
+        if count == self.script.fail_after:
+            raise EngineFailed(f"The engine of '{self._model}' failed as its script says.")
+        if self._tokens == self.script.die_after:
+            self.die()
+        self._tokens += 1
+
+    def _fail_all(self, error: HypnosError) -> None:
+        for run in self._running.values():
+            run.mailbox.fail(error)
+        self._running.clear()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    def _conclude(self, verdict: Exit) -> None:
+        if self._exit is None:
+            self._exit = verdict
+            self._ended.set()
+
+    def _unloaded(self) -> Cancelled:
+        return Cancelled(f"The model '{self._model}' was unloaded.")
