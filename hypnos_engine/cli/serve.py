@@ -1,0 +1,143 @@
+"""`hypnos serve`: starts the engine in this terminal and says where it is; decides nothing about how it runs."""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypnos_engine.cli.layout import HelpLayout
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from hypnos_engine.daemon import Announcement
+
+_DESCRIPTION = """\
+Serve the configured models until Ctrl-C or SIGTERM, which lets running answers end first; a second Ctrl-C
+ends at once. Without a configuration a starter one is written.
+"""
+_EPILOG = """\
+environment: HYPNOS_CONFIG, HYPNOS_HOST, HYPNOS_PORT, HYPNOS_API_KEYS (comma separated), HYPNOS_MODELS_DIR.
+A flag wins over the environment, the environment over the file.
+"""
+
+
+def add(commands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
+    """Add the command to the command line and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="serve models (the default)",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=HelpLayout,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", help="address to listen on (127.0.0.1: this computer only)")
+    parser.add_argument("--port", type=port_number, help="TCP port to listen on (9999)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration to read")
+    parser.add_argument("--models-dir", type=Path, metavar="FOLDER", help="first folder to look for models in")
+    parser.add_argument("--demo", action="store_true", help="serve invented answers, without any weights")
+    parser.add_argument(
+        "--insecure-no-auth",
+        action="store_true",
+        help="allow an address that others can reach although no API key is set",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until told to end. Raises StartRefused and its kin."""
+    import asyncio
+
+    from hypnos_engine.daemon import ServeRequest, serve
+
+    _log_to_terminal(options.verbose)
+    request = ServeRequest(
+        config=options.config,
+        host=options.host,
+        port=options.port,
+        models_dir=options.models_dir,
+        demo=options.demo,
+        insecure_no_auth=options.insecure_no_auth,
+    )
+    # On the main thread: workers must be started from a thread that lives as long as the program.
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(request, announce=announce))
+    return 0
+
+
+def port_number(text: str) -> int:
+    """Return a port as a number. Raises argparse's error."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text[:40]!r}")
+    return int(text)
+
+
+def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
+    """uvloop's loop where it is installed, None (Python's own) elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def announce(announcement: "Announcement") -> None:
+    """Tell the person where the engine is; a terminal that is gone does not stop it."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(announcement_text(announcement))
+        sys.stdout.flush()
+
+
+def announcement_text(announcement: "Announcement") -> str:
+    """What is printed once the address answers."""
+    root = announcement.address.rstrip("/").removesuffix("/v1")
+    lines = [f"Hypnos serves {_count(len(announcement.models))} at {root}/v1", ""]
+    if announcement.first_model is None:
+        lines += ["No text model is configured yet. What is there:", f"  {curl_line(root, None)}"]
+    else:
+        lines += ["Try it in another terminal:", f"  {curl_line(root, announcement.first_model)}"]
+    lines += [
+        "",
+        f"configuration  {announcement.config_path or 'none: the defaults hold'}",
+        *(f"models         {folder}" for folder in announcement.models_dirs),
+        f"logs           {announcement.log_dir}",
+        *(f"note           {notice}" for notice in announcement.notices),
+        "",
+        "Ctrl-C ends it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def curl_line(root: str, model: str | None, *, windows: bool = os.name == "nt") -> str:
+    """One command that works as pasted; without a model it lists the models."""
+    if model is None:
+        return f"curl {root}/v1/models"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who are you?"}]})
+    if windows:
+        quoted = '"' + body.replace('"', '\\"') + '"'
+        return f'curl.exe {root}/v1/chat/completions -H "content-type: application/json" -d {quoted}'
+    return f"curl {root}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+def _count(models: int) -> str:
+    return f"{models} model{'' if models == 1 else 's'}"
+
+
+def _log_to_terminal(verbose: int) -> None:
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    if verbose:
+        logging.getLogger().setLevel(level)

@@ -1,0 +1,109 @@
+"""`hypnos serve` as a real process: what it says when it starts, and one exit code for each way it cannot."""
+
+import json
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Answer, Hypnos
+
+FreePort = Callable[[], int]
+
+
+def refused(answer: "Answer", code: int, *says: str) -> None:
+    assert answer.returncode == code, answer.stderr
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("hypnos: ")
+    assert "Traceback" not in answer.stderr
+    for part in says:
+        assert part in answer.stderr
+
+
+def test_a_start_says_where_it_is_and_sigterm_ends_it(hypnos: "Hypnos", free_port: FreePort) -> None:
+    port = free_port()
+    process, said = hypnos.start("--demo", "--port", str(port))
+    assert said.startswith(f"Hypnos serves 1 model at http://127.0.0.1:{port}/v1\n")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+        assert json.load(answer)["service"] == "hypnos"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert errors == ""
+
+
+def test_a_first_start_writes_a_configuration_and_ctrl_c_ends_it(hypnos: "Hypnos", free_port: FreePort) -> None:
+    process, said = hypnos.start("--port", str(free_port()))
+    written = hypnos.home / ".config" / "hypnos" / "hypnos.toml"
+    assert written.is_file()
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert f"configuration  {written}" in said
+    assert "A first configuration was written" in said
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_broken_configuration_names_file_line_and_setting(hypnos: "Hypnos") -> None:
+    path = hypnos.home / "mine.toml"
+    path.write_text('config_version = 1\n[server]\nprot = 1\nport = "x"\n', encoding="utf-8")
+    refused(hypnos.run("serve", "--config", str(path)), 41, f"{path}:3", "did you mean `port`?", f"{path}:4")
+
+
+def test_a_missing_configuration_is_said_and_v_shows_where(hypnos: "Hypnos") -> None:
+    # A file in the current folder must not stand in for a module of the same name.
+    Path(hypnos.home, "asyncio.py").write_text("raise SystemExit('wrong module')", encoding="utf-8")
+    answer = hypnos.run("serve", "-v", "--config", "nowhere.toml")
+    assert answer.returncode == 41
+    assert "Traceback" in answer.stderr
+    assert "no such file" in answer.stderr.splitlines()[-1]
+
+
+def test_a_busy_port_is_named(hypnos: "Hypnos", listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    refused(hypnos.run("--demo", "--port", str(port)), 42, str(port))
+
+
+def test_a_second_engine_of_the_same_user_learns_where_the_first_is(hypnos: "Hypnos", free_port: FreePort) -> None:
+    port = free_port()
+    first, _ = hypnos.start("--demo", "--port", str(port))
+    answer = hypnos.run("--demo", "--port", str(free_port()))
+    refused(answer, 43, f"http://127.0.0.1:{port}", str(first.pid))
+
+
+def test_an_open_address_without_a_key_is_refused(hypnos: "Hypnos") -> None:
+    refused(hypnos.run("serve", "--demo", "--host", "0.0.0.0"), 44, "API key", "--insecure-no-auth")
+
+
+def test_a_folder_that_cannot_be_made_is_named(hypnos: "Hypnos", free_port: FreePort) -> None:
+    wall, path = hypnos.home / "wall", hypnos.home / "mine.toml"
+    wall.touch()
+    path.touch()
+    answer = hypnos.run("--config", str(path), "--port", str(free_port()), XDG_STATE_HOME=str(wall))
+    refused(answer, 45, str(wall))
+
+
+def test_a_second_interrupt_does_not_wait_for_running_requests(hypnos: "Hypnos", free_port: FreePort) -> None:
+    port = free_port()
+    process, _ = hypnos.start("--demo", "--port", str(port))
+    assert process.stdout is not None
+    process.stdout.close()  # the terminal that it was started from is gone
+    process.stdout = None
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with (
+        socket.create_connection(("127.0.0.1", port)) as idle,
+        socket.create_connection(("127.0.0.1", port)) as busy,
+    ):
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        busy.sendall(head + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+        assert busy.recv(4096).startswith(b"HTTP/1.1 100"), "the request runs and waits for its body"
+        process.send_signal(signal.SIGINT)
+        while idle.recv(4096):
+            pass  # the server closes what is idle once it drains
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode == 130
