@@ -17,7 +17,7 @@ from hypnos_engine import __version__
 from hypnos_engine.config import load as config
 from hypnos_engine.config.paths import Folders, prepare, private_folder, standard_folders, write_new
 from hypnos_engine.config.settings import Settings
-from hypnos_engine.config.starter import starter_folder, starter_text
+from hypnos_engine.config.starter import model_roots, starter_folder, starter_text
 from hypnos_engine.domain.errors import BindRefused, EngineFailed, StartRefused
 from hypnos_engine.domain.kinds import EngineKind, Modality, Tier
 from hypnos_engine.domain.model import ModelId, ModelSpec
@@ -70,24 +70,28 @@ class Announcement:
     notices: tuple[str, ...]
     first_model: str | None
     """A model that answers chats; None when none is configured."""
+    needs_key: bool = False
+    """True when every call has to carry an API key."""
 
 
 Announce = Callable[[Announcement], None]
 
 
-async def serve(request: ServeRequest, *, announce: Announce) -> None:
+async def serve(request: ServeRequest, *, announce: Announce, announce_ready: Announce) -> None:
     """Run the engine until SIGTERM or SIGINT, then drain. Raises StartRefused and its kin before anything is served.
 
+    `announce` is called once the port is open, `announce_ready` once the startup models are in place.
     Has to run on the main thread: workers are bound to the life of the thread that starts them.
     """
     folders = standard_folders()
+    prepare(folders)
     settings, first_start = _settings(request, folders)
     _refuse_what_is_unsafe(settings, request)
-    prepare(folders)
+    roots = model_roots(settings.models_dirs)
     with ExitStack() as stack:
         presence = stack.enter_context(Presence.claimed(folders.run))
         stack.enter_context(writing_log(folders.logs))
-        runtime = LocalRuntime(settings.models, settings.models_dirs, _make_engine(), _queueing(settings))
+        runtime = LocalRuntime(settings.models, roots, _make_engine(), _queueing(settings))
         options = _options(settings, presence.token_sha256)
         site = Site(make_app(runtime, options), settings.server.host, settings.server.port)
         stop = asyncio.Event()
@@ -95,8 +99,9 @@ async def serve(request: ServeRequest, *, announce: Announce) -> None:
             await site.start()
             try:
                 presence.publish(site.address)
-                announce(_announcement(request, settings, site.address, folders, first_start=first_start))
-                await _run(runtime, settings, stop)
+                announcement = _announcement(settings, roots, site.address, folders, first_start=first_start)
+                announce(announcement)
+                await _run(runtime, settings, stop, lambda: announce_ready(announcement))
                 await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
             finally:
                 await site.close()
@@ -195,7 +200,7 @@ def _queueing(settings: Settings) -> Queueing:
 
 
 def _announcement(
-    request: ServeRequest, settings: Settings, address: str, folders: Folders, *, first_start: bool
+    settings: Settings, roots: tuple[Path, ...], address: str, folders: Folders, *, first_start: bool
 ) -> Announcement:
     notices = [str(problem) for problem in (*settings.warnings, *settings.without_effect)]
     if first_start:
@@ -207,11 +212,12 @@ def _announcement(
     return Announcement(
         address=address,
         models=tuple(spec.id for spec in enabled),
-        config_path=None if request.demo and settings.source is None else settings.source,
-        models_dirs=settings.models_dirs,
+        config_path=settings.source,
+        models_dirs=roots,
         log_dir=folders.logs,
         notices=tuple(notices),
         first_model=chat,
+        needs_key=bool(settings.server.keys),
     )
 
 
@@ -223,7 +229,7 @@ def _make_engine() -> Callable[[ModelSpec], Engine]:
     return lambda spec: registry.make(spec.id, spec.engine)
 
 
-async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event) -> None:
+async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event, when_ready: Callable[[], None]) -> None:
     """Bring the startup models to their tiers, then wait for the signal to stop, whichever comes first."""
     starting = asyncio.create_task(_start(runtime, settings), name="staging")
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
@@ -231,6 +237,7 @@ async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event) -
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
+            when_ready()
             await stopping
     finally:
         for task in (starting, stopping):

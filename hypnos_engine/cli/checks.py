@@ -164,10 +164,12 @@ def _describe_settings(settings: "Settings", standard: Path) -> list[Check]:
 def check_models(settings: "Settings") -> list[Check]:
     """Whether the weights of every enabled model are where the configuration says."""
     from hypnos_engine.catalog.roots import Missing, locate
+    from hypnos_engine.config.starter import model_roots
 
     checks: list[Check] = []
+    roots = model_roots(settings.models_dirs)
     for model in settings.models:
-        found = locate(model.weights_path, settings.models_dirs)
+        found = locate(model.weights_path, roots)
         if isinstance(found, Missing) and model.enabled:
             checks.append(
                 broken(f"model {model.id}", found.message, "correct its weights_path, or set enabled = false")

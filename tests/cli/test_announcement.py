@@ -3,11 +3,12 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hypnos_engine.cli.serve import announcement_text, curl_line, loop_factory
+from hypnos_engine.cli.serve import announcement_text, curl_line, loop_factory, ready_text
 from hypnos_engine.daemon import Announcement
 
 HERE = Announcement(
@@ -24,15 +25,27 @@ HERE = Announcement(
 def test_address_files_and_notices_are_named() -> None:
     text = announcement_text(HERE)
     assert text.startswith("Hypnos serves 1 model at http://127.0.0.1:9999/v1\n")
-    for part in (HERE.config_path, *HERE.models_dirs, HERE.log_dir, HERE.notices[0], "Ctrl-C"):
+    for part in (HERE.config_path, *HERE.models_dirs, HERE.log_dir, HERE.notices[0]):
         assert str(part) in text
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9999", "http://127.0.0.1:9999/", "http://127.0.0.1:9999/v1"])
 def test_the_address_is_the_one_that_clients_take(address: str) -> None:
-    text = announcement_text(Announcement(address, (), None, (), Path("/log"), (), None))
-    assert "Hypnos serves 0 models at http://127.0.0.1:9999/v1\n" in text
-    assert "curl http://127.0.0.1:9999/v1/models" in text
+    announcement = Announcement(address, (), None, (), Path("/log"), (), None)
+    assert "Hypnos serves 0 models at http://127.0.0.1:9999/v1\n" in announcement_text(announcement)
+    assert "curl http://127.0.0.1:9999/v1/models" in ready_text(announcement)
+
+
+def test_the_line_to_try_comes_when_it_can_be_answered() -> None:
+    assert "curl" not in announcement_text(HERE)
+    assert "Ctrl-C" in ready_text(HERE)
+    assert curl_line("http://127.0.0.1:9999", HERE.first_model) in ready_text(HERE)
+
+
+def test_with_keys_the_line_carries_one() -> None:
+    line = curl_line("http://127.0.0.1:1", "a", needs_key=True, windows=False)
+    assert '-H "authorization: Bearer $HYPNOS_KEY"' in line
+    assert "HYPNOS_KEY" in ready_text(replace(HERE, needs_key=True))
 
 
 @pytest.mark.parametrize("model", ["smollm2:135m", 'it\'s "mine"', "$(reboot)", "`a` \\ ü"])

@@ -9,7 +9,7 @@ import pytest
 
 from hypnos_engine.config.load import load
 from hypnos_engine.config.paths import write_new
-from hypnos_engine.config.starter import STARTER_MODEL, starter_folder, starter_text
+from hypnos_engine.config.starter import STARTER_MODEL, model_roots, starter_folder, starter_text
 from hypnos_engine.domain.errors import FolderUnusable
 from hypnos_engine.domain.kinds import EngineKind, Modality, Tier
 
@@ -22,7 +22,9 @@ def test_the_starter_configuration_serves_the_model_of_the_package(tmp_path: Pat
     assert write_new(path, starter_text(tmp_path / 'models "ü" 🙂', folder))
     settings = load(path)
     assert settings.models == (STARTER_MODEL,)
-    assert settings.models_dirs == (tmp_path / 'models "ü" 🙂', folder)
+    assert settings.models_dirs == (tmp_path / 'models "ü" 🙂',)
+    assert model_roots(settings.models_dirs) == (tmp_path / 'models "ü" 🙂', folder)
+    assert str(folder) not in path.read_text(encoding="utf-8"), "the package moves with the program"
     assert (folder / settings.models[0].weights_path).stat().st_size > 50_000_000
     assert settings.warnings == settings.without_effect == ()
 

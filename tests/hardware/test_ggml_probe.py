@@ -15,7 +15,7 @@ def child(program: str) -> tuple[str, ...]:
 @pytest.mark.starter
 async def test_the_real_library_reports_this_processor() -> None:
     report = await probe()
-    assert report.library == "llama.cpp"
+    assert report.library == "llama-cpp-python"
     assert any(device.kind == "cpu" and device.total_bytes > 0 for device in report.devices)
 
 
