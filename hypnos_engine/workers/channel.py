@@ -1,0 +1,71 @@
+"""The worker's end of the channel: whole frames out, decoded messages in. A channel that ends, ends the process.
+
+Must never let a half-written frame or a lost supervisor go unnoticed: there is nobody to report an error to.
+"""
+
+import os
+import queue
+import sys
+import threading
+from typing import Generic, NoReturn, TypeVar
+
+from hypnos_engine.ipc import messages as m
+from hypnos_engine.ipc.framing import FrameError, encode, to_worker_decoder
+from hypnos_engine.workers.process import EXIT_ORPHANED
+
+EXIT_CHANNEL_BROKEN = 4
+"""Exit status of a worker that was sent bytes which are no message."""
+
+_CHUNK_BYTES = 256 * 1024
+
+T = TypeVar("T")
+
+
+class Channel(Generic[T]):
+    """Messages to and from the supervisor. `inbox` also takes what the worker's own threads post to its main loop."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.inbox: queue.SimpleQueue[m.ToWorker | T] = queue.SimpleQueue()
+        self.shutdown_seen = False
+        """True as soon as a Shutdown has arrived, also while the main thread is inside a native call."""
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._writing = threading.Lock()
+
+    def start_reading(self) -> None:
+        """Read on a thread of its own, so that the end of the channel is seen whatever the main thread does."""
+        threading.Thread(target=self._read, name="channel", daemon=True).start()
+
+    def send(self, *messages: m.Message) -> None:
+        """Write the frames of all messages in one piece; blocks while the supervisor does not read."""
+        if not messages:
+            return
+        rest = memoryview(b"".join(encode(message) for message in messages))
+        try:
+            with self._writing:
+                while rest:
+                    rest = rest[os.write(self._write_fd, rest) :]
+        except OSError:
+            _end(EXIT_ORPHANED)
+
+    def _read(self) -> None:
+        decoder = to_worker_decoder()
+        try:
+            while chunk := os.read(self._read_fd, _CHUNK_BYTES):
+                for message in decoder.feed(chunk):
+                    if isinstance(message, m.Shutdown):
+                        self.shutdown_seen = True
+                    self.inbox.put(message)
+        except FrameError as error:
+            _end(EXIT_CHANNEL_BROKEN, f"the channel from the supervisor is broken: {error}")
+        except OSError:
+            pass
+        _end(EXIT_ORPHANED)
+
+
+def _end(status: int, last_words: str = "") -> NoReturn:
+    """Leave at once, also while another thread is inside a native call."""
+    if last_words:
+        os.write(2, f"{last_words}\n".encode())
+    sys.stderr.flush()
+    os._exit(status)

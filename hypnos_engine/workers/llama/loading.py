@@ -1,0 +1,96 @@
+"""One load, phase by phase: weights, context, a first decode. Must leave either a working engine or a typed failure."""
+
+import time
+
+import llama_cpp
+import numpy as np
+
+from hypnos_engine.domain.errors import Cancelled, LoadFailed
+from hypnos_engine.ipc import messages as m
+from hypnos_engine.workers.channel import Channel
+from hypnos_engine.workers.llama import model as weights
+from hypnos_engine.workers.llama import native, steps
+from hypnos_engine.workers.llama.context import MOST_BATCH, Context, ContextShape, Outcome
+from hypnos_engine.workers.llama.engine import TextEngine
+from hypnos_engine.workers.llama.preparing import Preparation, Prepared
+from hypnos_engine.workers.llama.prompt import Limits, PromptWriter
+from hypnos_engine.workers.llama.report import MemoryMeter
+from hypnos_engine.workers.llama.slots import SlotTable
+from hypnos_engine.workers.llama.vocabulary import Vocabulary
+
+
+def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
+    """Load, say so, and return the engine. Raises LoadFailed, or Cancelled when a Shutdown came meanwhile."""
+    started_s = time.monotonic()
+
+    def report(fraction: float) -> bool:
+        channel.send(m.LoadProgress("weights", min(1.0, max(0.0, fraction))))
+        return not channel.shutdown_seen
+
+    model = weights.load(request, report)
+    weights_s = time.monotonic() - started_s
+    meter = MemoryMeter(model.weights_bytes, native.log.buffers())
+    gpu_layers = native.log.offloaded_layers()
+    vocabulary = Vocabulary(model.vocab)
+    channel.send(m.LoadProgress("context", 0.0))
+    context_started_s = time.monotonic()
+    context = Context(model, ContextShape(request.context_len, request.slots, request.kv_type, request.threads))
+    context_s = time.monotonic() - context_started_s
+    channel.send(m.LoadProgress("context", 1.0), m.LoadProgress("warmup", 0.0))
+    token_s = _warm_up(request, context, vocabulary)
+    channel.send(m.LoadProgress("warmup", 1.0))
+    if channel.shutdown_seen:
+        raise Cancelled("The load was given up.")
+    phases = m.LoadPhases(
+        load_mode="mmap" if meter.weights.mapped else "read",
+        weights_ms=weights_s * 1e3,
+        projector_ms=0.0,
+        context_ms=context_s * 1e3,
+        total_ms=(time.monotonic() - started_s) * 1e3,
+    )
+    writer = PromptWriter(vocabulary, model.chat_template, Limits(request.model, model.context_train))
+    # An accelerator may choose its kernels by the size of a batch; there, only whole batches repeat bit by bit.
+    block = min(MOST_BATCH, context.batch.capacity) if gpu_layers else steps.CPU_BLOCK
+    engine = TextEngine(
+        channel,
+        SlotTable(context, block),
+        vocabulary,
+        Preparation(writer, channel),
+        meter,
+        steps.Pace(token_s),
+    )
+    channel.send(
+        m.Loaded(
+            context_len=context.cells,
+            context_train=model.context_train,
+            layers=model.layers,
+            gpu_layers=min(gpu_layers, model.layers),
+            architecture=model.architecture,
+            phases=phases,
+            memory=meter.report(context.buffers),
+            library=f"llama-cpp-python {llama_cpp.__version__} (llama.cpp {native.version()})",
+            has_chat_template=model.chat_template is not None,
+        )
+    )
+    return engine
+
+
+def _warm_up(request: m.Load, context: Context, vocabulary: Vocabulary) -> float:
+    """Compute one token and return its time in seconds. Raises LoadFailed when the numbers are no numbers.
+
+    The library loads damaged weights without a word; they show only in what the model computes.
+    """
+    started_s = time.monotonic()
+    token = next((token for token in (vocabulary.bos, vocabulary.eos) if 0 <= token < vocabulary.size), 0)
+    context.batch.clear()
+    row = context.batch.add(0, [token], 0, want_logits=True)
+    if context.decode() is not Outcome.DONE:
+        raise weights.refusal(request, f"a first token cannot be computed: {native.log.reason('not enough memory')}")
+    finite = bool(np.isfinite(context.logits(row)).all())
+    context.clear()
+    if not finite:
+        raise LoadFailed(
+            f"The weights of '{request.model}' in '{request.weights_path}' are damaged: what the model computes are no "
+            "numbers. Download the file again."
+        )
+    return time.monotonic() - started_s
