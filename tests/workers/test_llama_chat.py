@@ -12,8 +12,8 @@ pytestmark = pytest.mark.starter
 
 CAPITAL = "What is the capital of France? Answer in one sentence."
 STORY = "Write a long story about a dog and a cat."
-SYSTEM = " ".join(f"Rule {number}: answer politely and in plain words." for number in range(1, 16))
-"""About 150 tokens, so that a cached prefix is worth something."""
+SYSTEM = " ".join(f"Rule {number}: answer politely and in plain words." for number in range(1, 11))
+"""About 110 tokens, so that a cached prefix is worth something."""
 SEEDED = m.Sampling(seed=7)
 
 
@@ -195,14 +195,14 @@ def test_more_requests_than_slots_all_get_their_own_answer(smol: Worker) -> None
 def test_a_long_prompt_does_not_stop_a_running_answer(smol: Worker) -> None:
     smol.start(chat(1, STORY, max_tokens=400, scope="g"))
     smol.until(lambda: len(smol.reply(1).deltas) >= 2)
-    smol.start(chat(2, "Summarise: " + "the quick brown fox jumps over a lazy dog. " * 45, max_tokens=2, scope="h"))
+    smol.start(chat(2, "Summarise: " + "the quick brown fox jumps over a lazy dog. " * 32, max_tokens=2, scope="h"))
     smol.until(lambda: smol.reply(2).accepted is not None)
     before = len(smol.reply(1).deltas)
     smol.until(lambda: smol.reply(2).over)
     meanwhile = len(smol.reply(1).deltas) - before
     smol.cancel(1)
-    assert smol.reply(2).end.prompt_tokens > 400
-    assert meanwhile >= 8
+    assert smol.reply(2).end.prompt_tokens > 300
+    assert meanwhile >= 5
 
 
 def test_steps_carry_the_texts_of_all_requests(smol: Worker) -> None:

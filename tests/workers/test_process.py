@@ -109,7 +109,9 @@ def test_a_worker_whose_parent_is_gone_already_ends_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         argv = [*WORKER, "--kind", "fake", "--parent", "1"]
-        done = subprocess.run(argv, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment(), timeout=WITHIN_S, check=False)
+        done = subprocess.run(
+            argv, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment(), timeout=WITHIN_S, check=False
+        )
     assert done.returncode == EXIT_ORPHANED
 
 
