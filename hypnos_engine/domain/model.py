@@ -1,6 +1,7 @@
 """A configured model and what a file says about itself; plain values that every room reads."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NewType
 
 from hypnos_engine.domain.kinds import EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
@@ -54,6 +55,28 @@ class ModelSpec:
         return tuple(dict.fromkeys((self.modality, *self.additional_modalities)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphShape:
+    """What decides how large a model's computation is: the dimensions of its weights. Compared by identity."""
+
+    architecture: str
+    layers: tuple[Mapping[str, tuple[int, ...]], ...]
+    """For each block the dimensions of its weights, row length first, by what follows `blk.N.` in their names."""
+    caching: tuple[bool, ...]
+    """For each block whether it computes K and V of its own; not if it reads the cache of an earlier one."""
+    state_bytes: tuple[int, ...]
+    """For each block the recurrent state of one sequence."""
+    embedding: int
+    """Elements of one token between the blocks."""
+    input_width: int
+    """Elements of one token at the input; more than `embedding` where pictures enter at several blocks."""
+    per_layer_width: int
+    """Elements of one token's per-layer embeddings, all blocks together; 0 without them."""
+    vocabulary: int
+    experts: int
+    experts_used: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """One transformer block, in bytes and elements, as the file's tensor table gives it."""
@@ -69,6 +92,9 @@ class LayerShape:
     """Tokens that this block attends to; 0 = all."""
     recurrent_state_bytes: int
     """State per sequence of a recurrent block (float32); 0 for attention."""
+    repackable_bytes: int = 0
+    """Bytes of the block's tensors, without its experts, of which a processor makes a copy in another layout."""
+    repackable_expert_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +119,16 @@ class ModelShape:
     has_chat_template: bool
     is_encoder: bool
     """True for models without a KV cache (BERT and its kin)."""
+    input_bytes: int = 0
+    """The part of `non_layer_bytes` that stays in host memory whatever the placement: tables of embeddings."""
+    tied_head_bytes: int = 0
+    """Bytes of the embeddings that an accelerator gets a copy of because they are the output head too."""
+    repackable_head_bytes: int = 0
+    """Bytes of an output head that a processor copies into another layout."""
+    projector_bytes: int = 0
+    """Tensors of the file that turns pictures or sound into embeddings; 0 without one."""
+    graph: GraphShape | None = field(default=None, compare=False, repr=False)
+    """None for a shape that was not read from a file."""
 
     @property
     def expert_bytes(self) -> int:

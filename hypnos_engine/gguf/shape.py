@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from hypnos_engine.domain.errors import LoadFailed
-from hypnos_engine.domain.model import LayerShape, ModelShape
+from hypnos_engine.domain.model import GraphShape, LayerShape, ModelShape
 from hypnos_engine.gguf.cursor import DOWNLOAD_AGAIN
 from hypnos_engine.gguf.header import MAX_TENSORS, Array, Header, LongText, Tensor, read_header
 from hypnos_engine.gguf.keys import ArchitectureKeys
@@ -23,11 +23,17 @@ LONGEST_NAME = 200
 _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.([0-9]{1,4})\.")
 _EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 _PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf\Z")
+_INPUTS = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_types|token_embd_norm)\.")
+_REPACKED = frozenset({"q4_0", "q4_K", "iq4_nl", "mxfp4"})
+"""Types of which the processor's kernels want another layout, with AVX2 as with NEON."""
+_REPACKED_ROWS = 8
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
-def read_shape(path: Path) -> ModelShape:
+def read_shape(path: Path, projector: Path | None = None) -> ModelShape:
     """Read the headers of the model whose (first) file is `path` and return what the planner needs.
+
+    `projector` is the file that turns pictures or sound into embeddings, if one is loaded beside the model.
 
     Blocks for file input as `read_header` does, once per file. A file without layers (a projector, the parts of an
     image model) gives a shape without layers. Raises LoadFailed for a damaged or missing file, and for what is known to
@@ -38,7 +44,7 @@ def read_shape(path: Path) -> ModelShape:
     for number, file in enumerate(_files(first)[1:], start=1):
         tally.add(_part(first, file, number))
     tally.check_count()
-    return _shape(first, tally)
+    return _shape(first, tally, read_header(projector).tensor_bytes if projector else 0)
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
@@ -46,7 +52,7 @@ def model_files(path: Path) -> tuple[Path, ...]:
     return _files(read_header(path))
 
 
-def _shape(first: Header, tally: "_Tally") -> ModelShape:
+def _shape(first: Header, tally: "_Tally", projector_bytes: int) -> ModelShape:
     architecture = first.metadata.get("general.architecture", "")
     if not isinstance(architecture, str):
         raise _damaged(first, "general.architecture is not a text.")
@@ -62,10 +68,11 @@ def _shape(first: Header, tally: "_Tally") -> ModelShape:
         _refuse_impossible(keys, blocks)
         layers = tally.layers(layer_memory(keys, blocks))
         context_train = keys.integer("context_length")
-    tokens = first.metadata.get("tokenizer.ggml.tokens")
     template = first.metadata.get("tokenizer.chat_template")
     name = first.metadata.get("general.name")
     experts = keys.integer("expert_count", 0, high=MAX_EXPERTS) if layers else 0
+    experts_used = max(_experts_used(keys, len(layers)), default=0)
+    vocabulary = _vocabulary(first, keys)
     return ModelShape(
         architecture=architecture,
         name=name[:LONGEST_NAME] if isinstance(name, str) and name else first.path.stem,
@@ -75,11 +82,40 @@ def _shape(first: Header, tally: "_Tally") -> ModelShape:
         non_layer_bytes=tally.tensor_bytes - sum(layer.weight_bytes + layer.expert_bytes for layer in layers),
         context_train=context_train,
         embedding_length=keys.integer("embedding_length", None if layers else 0),
-        vocabulary_size=tokens.length if isinstance(tokens, Array) else keys.integer("vocab_size", 0),
+        vocabulary_size=vocabulary,
         expert_count=experts,
-        expert_used_count=max(_experts_used(keys, len(layers)), default=0),
+        expert_used_count=experts_used,
         has_chat_template=isinstance(template, str | LongText) and template != "",
         is_encoder=architecture in ENCODERS,
+        input_bytes=tally.input_bytes,
+        tied_head_bytes=tally.tied_head_bytes,
+        repackable_head_bytes=tally.repackable_head_bytes,
+        projector_bytes=projector_bytes,
+        graph=_graph(keys, tally, layers, vocabulary, (experts, experts_used)) if layers else None,
+    )
+
+
+def _vocabulary(first: Header, keys: ArchitectureKeys) -> int:
+    tokens = first.metadata.get("tokenizer.ggml.tokens")
+    return tokens.length if isinstance(tokens, Array) else keys.integer("vocab_size", 0)
+
+
+def _graph(
+    keys: ArchitectureKeys, tally: "_Tally", layers: tuple[LayerShape, ...], vocabulary: int, experts: tuple[int, int]
+) -> GraphShape:
+    embedding = keys.integer("embedding_length")
+    encodes = keys.architecture in ENCODERS
+    return GraphShape(
+        architecture=keys.architecture,
+        layers=tuple(tally.dimensions.get(layer, {}) for layer in range(len(layers))),
+        caching=tuple(encodes or layer.k_elements_per_cell > 0 for layer in layers),
+        state_bytes=tuple(layer.recurrent_state_bytes for layer in layers),
+        embedding=embedding,
+        input_width=embedding * (1 + keys.integer("n_deepstack_layers", 0, high=MAX_LAYERS)),
+        per_layer_width=tally.per_layer_width,
+        vocabulary=vocabulary,
+        experts=experts[0],
+        experts_used=experts[1],
     )
 
 
@@ -123,6 +159,13 @@ class _Tally:
         self._names: set[str] = set()
         self._weights: dict[int, int] = {}
         self._experts: dict[int, int] = {}
+        self._repackable: dict[int, int] = {}
+        self._repackable_experts: dict[int, int] = {}
+        self._embeddings: Tensor | None = None
+        self._head: Tensor | None = None
+        self.dimensions: dict[int, dict[str, tuple[int, ...]]] = {}
+        self.per_layer_width = 0
+        self.input_bytes = 0
         self.file_bytes = 0
         self.tensor_bytes = 0
         self.add(first)
@@ -130,6 +173,15 @@ class _Tally:
     @property
     def has_blocks(self) -> bool:
         return bool(self._weights or self._experts)
+
+    @property
+    def tied_head_bytes(self) -> int:
+        return self._embeddings.size_bytes if self._embeddings and not self._head else 0
+
+    @property
+    def repackable_head_bytes(self) -> int:
+        head = self._head or self._embeddings
+        return head.size_bytes if head and _repacked(head) else 0
 
     def add(self, header: Header) -> None:
         self.file_bytes += header.file_bytes
@@ -156,6 +208,8 @@ class _Tally:
                 v_elements_per_cell=kept.v_elements,
                 sliding_window=kept.window,
                 recurrent_state_bytes=kept.recurrent_bytes,
+                repackable_bytes=self._repackable.get(layer, 0),
+                repackable_expert_bytes=self._repackable_experts.get(layer, 0),
             )
             for layer, kept in enumerate(memory)
         )
@@ -163,10 +217,36 @@ class _Tally:
     def _book(self, tensor: Tensor) -> None:
         self.tensor_bytes += tensor.size_bytes
         block = _BLOCK.match(tensor.name)
-        if block:
-            sums = self._experts if _EXPERTS.search(tensor.name) else self._weights
-            layer = int(block.group(1))
-            sums[layer] = sums.get(layer, 0) + tensor.size_bytes
+        if block is None:
+            self._book_outside(tensor)
+            return
+        is_expert = _EXPERTS.search(tensor.name) is not None
+        layer = int(block.group(1))
+        _add(self._experts if is_expert else self._weights, layer, tensor.size_bytes)
+        if _repacked(tensor):
+            _add(self._repackable_experts if is_expert else self._repackable, layer, tensor.size_bytes)
+        name = tensor.name[block.end() :].removesuffix(".weight")
+        self.dimensions.setdefault(layer, {})[name] = tensor.dimensions
+
+    def _book_outside(self, tensor: Tensor) -> None:
+        if _INPUTS.match(tensor.name):
+            self.input_bytes += tensor.size_bytes
+        if tensor.name == "token_embd.weight":
+            self._embeddings = tensor
+        elif tensor.name == "output.weight":
+            self._head = tensor
+        elif tensor.name == "per_layer_token_embd.weight" and tensor.dimensions:
+            self.per_layer_width = tensor.dimensions[0]
+
+
+def _add(sums: dict[int, int], layer: int, size_bytes: int) -> None:
+    sums[layer] = sums.get(layer, 0) + size_bytes
+
+
+def _repacked(tensor: Tensor) -> bool:
+    """Say whether a processor that multiplies by this tensor makes a copy of it in another layout."""
+    matrix = len(tensor.dimensions) == 2 or (len(tensor.dimensions) == 3 and _EXPERTS.search(tensor.name) is not None)
+    return matrix and tensor.type.name in _REPACKED and tensor.dimensions[1] % _REPACKED_ROWS == 0
 
 
 def _split_count(first: Header) -> int:

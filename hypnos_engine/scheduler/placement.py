@@ -1,22 +1,47 @@
-"""The planner: how many bytes a model needs where, and whether they are there. The only formula for footprints."""
+"""The planner: where a model's bytes go, and whether they are there. The only way to a footprint; changes nothing."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from hypnos_engine.domain.kinds import EngineKind, KvType, Tier
+from hypnos_engine.domain.kinds import EngineKind, KvType, LoadMode, MoeOffload, Tier
 from hypnos_engine.domain.memory import Footprint, Placement
-from hypnos_engine.domain.model import ModelShape, ModelSpec
+from hypnos_engine.domain.model import GraphShape, ModelShape, ModelSpec
+from hypnos_engine.scheduler.compute_buffers import MICRO_BATCH
+from hypnos_engine.scheduler.corrections import NO_CORRECTION, Correction, corrected
+from hypnos_engine.scheduler.footprint import (
+    CONTEXT_PAD,
+    DEVICE_CONTEXT_BYTES,
+    WORKER_BYTES,
+    Parts,
+    Split,
+    kv_bytes,
+    pad_cells,
+    workspace_bytes,
+)
 
-MIB = 1024 * 1024
-CONTEXT_PAD = 256
-"""llama.cpp rounds a context up to this many cells."""
-MICRO_BATCH = 512
-"""Tokens that a worker computes at once; fixes the size of the compute buffers."""
+__all__ = [
+    "CONTEXT_PAD",
+    "DEFAULT_CONTEXT",
+    "DEVICE_CONTEXT_BYTES",
+    "MICRO_BATCH",
+    "WORKER_BYTES",
+    "Free",
+    "Plan",
+    "Shortage",
+    "context_cells",
+    "kv_bytes",
+    "pad_cells",
+    "plan",
+    "workspace_bytes",
+]
+
 DEFAULT_CONTEXT = 8192
 """KV cells of a model whose settings do not say and which was trained for at least as many."""
-WORKER_BYTES = 96 * MIB
-"""Private memory of a worker before a model is in it: interpreter, binding, numpy (measured, see benchmarks)."""
-
-_KV_BYTES_PER_32 = {KvType.F16: 64, KvType.Q8_0: 34, KvType.Q4_0: 18}
+_KEPT_PARTS = 256
+_ROUNDING = 1e-9
+"""0.1 of 30 layers are 3 and not, as floating point has it, a little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +82,6 @@ class Shortage:
     free_bytes: int
 
 
-def kv_bytes(shape: ModelShape, kv_type: KvType, cells: int, slots: int) -> int:
-    """Bytes of the KV cache of `cells` cells and of the recurrent states of `slots` sequences (llama.cpp's layout)."""
-    per_32 = _KV_BYTES_PER_32[kv_type]
-    total = 0
-    padded = pad_cells(cells)
-    for layer in shape.layers:
-        layer_cells = padded
-        if layer.sliding_window:
-            layer_cells = min(padded, pad_cells(layer.sliding_window * slots + MICRO_BATCH))
-        elements = layer.k_elements_per_cell + layer.v_elements_per_cell
-        total += layer_cells * elements * per_32 // 32 + layer.recurrent_state_bytes * slots
-    return total
-
-
-def pad_cells(cells: int) -> int:
-    """Round a number of cells up as llama.cpp does."""
-    return -(-cells // CONTEXT_PAD) * CONTEXT_PAD
-
-
 def context_cells(spec: ModelSpec, shape: ModelShape | None) -> int:
     """KV cells that a model gets when it is loaded without a larger wish."""
     if spec.context_len is not None:
@@ -85,35 +91,57 @@ def context_cells(spec: ModelSpec, shape: ModelShape | None) -> int:
     return min(shape.context_train, DEFAULT_CONTEXT)
 
 
-def workspace_bytes(shape: ModelShape, cells: int, slots: int) -> int:
-    """Compute buffers: activations of one micro-batch, its attention mask, the logits of one token a slot."""
-    activations = MICRO_BATCH * shape.embedding_length * 4 * 8
-    mask = MICRO_BATCH * pad_cells(cells) * 2
-    logits = max(slots, 1) * shape.vocabulary_size * 4
-    return activations + mask + logits
-
-
-def plan(spec: ModelSpec, shape: ModelShape | None, cells: int, free: Free) -> Plan | Shortage:
-    """Place a model into what is free.
+def plan(
+    spec: ModelSpec, shape: ModelShape | None, cells: int, free: Free, correction: Correction = NO_CORRECTION
+) -> Plan | Shortage:
+    """Place a model with `cells` KV cells into what is free.
 
     1. Without a shape (an engine that loads no weights) only the worker itself is counted.
-    2. Whole on the device when it fits.
-    3. Else as many layers as fit, down to `min_gpu_layer_ratio`.
-    4. Else on the host, when no accelerator was asked to hold a share of it.
+    2. Whole on the device when it fits, unless the experts are told to stay with the processor.
+    3. Else with the experts of as few layers as needed computed by the processor, if that is allowed.
+    4. Else as many of the last layers as fit, down to `min_gpu_layer_ratio`; experts as the settings say.
+    5. Else all of it by the processor, when no accelerator was asked to hold a share of it.
+    6. Else a shortage: what the last of these takes, and what there is of the memory that it lacks.
     """
     if shape is None or spec.engine is EngineKind.FAKE:  # 1
         return _fits(_worker_only(cells), free)
+    parts = _parts(shape, shape.graph, spec.kv_type, spec.load_mode, spec.slots, cells)
+    last: Split | None = None
+    for last in _ladder(spec, shape, free):  # 2 to 5
+        if last is not None and not free.unified:
+            device = max(parts.device_bytes(last) + correction.device_bytes, 0)
+            if device + DEVICE_CONTEXT_BYTES > free.device_bytes:  # asked first: it is a hundred times cheaper
+                continue
+        answer = _fits(_place(parts, last, cells, free, correction), free)
+        if isinstance(answer, Plan):
+            return answer
+    return _fits(_place(parts, last, cells, free, correction), free)  # 6
+
+
+@lru_cache(maxsize=_KEPT_PARTS)
+def _parts(
+    shape: ModelShape, _graph: GraphShape | None, kv_type: KvType, load_mode: LoadMode, slots: int, cells: int
+) -> Parts:
+    """The graph is part of what is remembered although shapes are compared without it."""
+    return Parts(shape, kv_type, load_mode, slots, cells)
+
+
+def _ladder(spec: ModelSpec, shape: ModelShape, free: Free) -> Iterator[Split | None]:
+    """Yield ever smaller shares for the device; None is no share at all. At least one."""
     layers = len(shape.layers)
     if free.device_layers:
-        for gpu_layers in range(layers + 1, 0, -1):  # 2, 3; the output head counts as one layer more
-            if gpu_layers <= layers and gpu_layers < spec.min_gpu_layer_ratio * layers:
-                break
-            candidate = _fits(_place(spec, shape, cells, gpu_layers, unified=free.unified), free)
-            if isinstance(candidate, Plan):
-                return candidate
-        if spec.min_gpu_layer_ratio > 0:
-            return Shortage(_least_device_bytes(spec, shape, cells), free.device_bytes)
-    return _fits(_place(spec, shape, cells, 0, unified=free.unified), free)  # 4
+        offloads = shape.expert_bytes > 0 and spec.moe_offload is not MoeOffload.OFF and not free.unified
+        if not offloads or spec.moe_offload is MoeOffload.AUTO:
+            yield Split(layers)  # 2
+        if offloads:
+            first = layers if spec.moe_offload is MoeOffload.ON else 1
+            yield from (Split(layers, experts) for experts in range(first, layers + 1))  # 3
+        # On one pool a share for the processor would free nothing.
+        least = layers if free.unified else max(1, math.ceil(spec.min_gpu_layer_ratio * layers - _ROUNDING))
+        experts = layers if offloads else 0
+        yield from (Split(count, experts) for count in range(layers - 1, least - 1, -1))  # 4
+    if not free.device_layers or spec.min_gpu_layer_ratio <= 0:
+        yield None  # 5
 
 
 def _fits(candidate: Plan, free: Free) -> Plan | Shortage:
@@ -130,39 +158,31 @@ def _worker_only(cells: int) -> Plan:
     return Plan(Placement(primary_tier=Tier.GPU, allocated_context_len=cells), footprint)
 
 
-def _least_device_bytes(spec: ModelSpec, shape: ModelShape, cells: int) -> int:
-    least = max(1, round(spec.min_gpu_layer_ratio * len(shape.layers)))
-    return _place(spec, shape, cells, least, unified=False).device_peak_bytes
-
-
-def _place(spec: ModelSpec, shape: ModelShape, cells: int, gpu_layers: int, *, unified: bool) -> Plan:
-    """Footprint of a split; layers go to the device from the last one backwards, the output head first."""
-    layers = len(shape.layers)
-    on_device = shape.layers[layers - min(gpu_layers, layers) :] if gpu_layers else ()
-    head = shape.non_layer_bytes if gpu_layers > layers else 0
-    device_weights = sum(layer.weight_bytes + layer.expert_bytes for layer in on_device) + head
-    kv = kv_bytes(shape, spec.kv_type, cells, spec.slots)
-    workspace = workspace_bytes(shape, cells, spec.slots)
-    device_kv = kv * len(on_device) // layers if layers else 0
-    host_weights = shape.tensor_bytes - device_weights
-    device = device_weights + device_kv + (workspace if gpu_layers else 0)
-    host = host_weights + (kv - device_kv) + (0 if gpu_layers else workspace) + WORKER_BYTES
-    footprint = Footprint(
-        file_pages=host_weights,
-        anonymous=WORKER_BYTES,
-        device=device,
-        kv=kv - device_kv,
-        workspace=0 if gpu_layers else workspace,
-        peak=device + host,
-    )
-    one_pool = unified or not gpu_layers
+def _place(parts: Parts, split: Split | None, cells: int, free: Free, error: Correction) -> Plan:
+    shape, layers = parts.shape, len(parts.shape.layers)
+    if split is None:
+        footprint = corrected(parts.on_host(repacks=not free.device_layers), error)
+    else:
+        opening = 0 if free.unified else DEVICE_CONTEXT_BYTES
+        footprint = corrected(parts.divided(split, context_bytes=opening), error)
+    if split is None or free.unified:
+        placement = Placement(
+            primary_tier=Tier.GPU,
+            gpu_layers=layers,
+            vram_weight_bytes=shape.tensor_bytes,
+            vram_kv_and_workspace_bytes=parts.kv + parts.workspace,
+            allocated_context_len=cells,
+        )
+        return Plan(placement, footprint)
+    weights = parts.device_weight_bytes(split)
     placement = Placement(
         primary_tier=Tier.GPU,
-        gpu_layers=layers if one_pool else min(gpu_layers, layers),
-        pinned_ram_layers=0 if one_pool else layers - min(gpu_layers, layers),
-        vram_weight_bytes=shape.tensor_bytes if one_pool else device_weights,
-        vram_kv_and_workspace_bytes=kv + workspace if one_pool else device - device_weights,
-        pinned_ram_bytes=0 if one_pool else host_weights,
+        gpu_layers=split.gpu_layers,
+        pinned_ram_layers=layers - split.gpu_layers,
+        vram_weight_bytes=weights,
+        vram_kv_and_workspace_bytes=footprint.device - weights,
+        pinned_ram_bytes=shape.tensor_bytes + shape.tied_head_bytes - weights,
         allocated_context_len=cells,
+        cpu_expert_layers=split.cpu_expert_layers,
     )
     return Plan(placement, footprint)

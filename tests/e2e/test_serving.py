@@ -45,12 +45,12 @@ def test_the_sdk_lists_chats_and_streams_unchanged(engine: RunningEngine) -> Non
     """§17-25"""
     with sdk(engine) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        answer = client.chat.completions.create(model=MODEL, messages=GRAVITY, max_tokens=24, temperature=0)
+        answer = client.chat.completions.create(model=MODEL, messages=GRAVITY, max_tokens=24, temperature=0, seed=1)
         assert "force" in answer.choices[0].message.content
         assert answer.usage is not None
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
         stream = client.chat.completions.create(
-            model=MODEL, messages=GRAVITY, max_tokens=24, temperature=0, stream=True
+            model=MODEL, messages=GRAVITY, max_tokens=24, temperature=0, seed=1, stream=True
         )
         chunks = list(stream)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)

@@ -59,8 +59,11 @@ class Job:
 
     @property
     def reproducible(self) -> bool:
-        """True when the client expects the same text for the same request."""
-        return self.request.sampling.seed is not None or sampler.is_greedy(self.request.sampling)
+        """True when the same request has to give the same text (contract §7.1): it costs reuse of the last answer.
+
+        A temperature of 0 alone does not ask for it: agents send it on every turn and wait for each.
+        """
+        return self.request.sampling.seed is not None
 
     def set_prompt(self, tokens: list[int], context_train: int) -> None:
         """Take the written prompt. Raises InvalidRequest when no window of this model holds it."""

@@ -43,13 +43,8 @@ class Chain:
             lib.llama_sampler_free(pointer)
 
 
-def is_greedy(sampling: m.Sampling) -> bool:
-    """True when the likeliest token is always taken, so that no seed matters."""
-    return sampling.temperature is not None and sampling.temperature < _COLDEST
-
-
 def _samplers(sampling: m.Sampling) -> list[native.Pointer]:
-    if is_greedy(sampling):
+    if sampling.temperature is not None and sampling.temperature < _COLDEST:
         return [lib.llama_sampler_init_greedy()]
     top_k = TOP_K if sampling.top_k is None else min(max(sampling.top_k, 0), 2**31 - 1)  # 0 keeps all tokens
     top_p = TOP_P if sampling.top_p is None else min(sampling.top_p, 1.0)
