@@ -222,7 +222,8 @@ class Dispatcher:
             return
         self.progress.pop(model, None)
         self._live[model].loaded = loaded
-        finished = ev.LoadFinished(model, measured_footprint(loaded.memory), loaded.context_len, loaded.gpu_layers)
+        measured = measured_footprint(loaded.memory, loaded.phases.load_mode)
+        finished = ev.LoadFinished(model, measured, loaded.context_len, loaded.gpu_layers)
         self.post(self._sample(), finished)
         ended = await engine.exited()
         if not ended.expected:
@@ -260,8 +261,8 @@ class Dispatcher:
     def _context(self, model: ModelId, wish: m.ContextWanted | m.ContextResized) -> None:
         if isinstance(wish, m.ContextWanted):
             self.post(self._sample(), ev.ContextWanted(model, wish.context_len))
-        else:
-            measured = measured_footprint(wish.memory)
+        elif (loaded := self._live[model].loaded) is not None:
+            measured = measured_footprint(wish.memory, loaded.phases.load_mode)
             self.post(self._sample(), ev.ContextResized(model, wish.context_len, measured))
 
     # --- the end ----------------------------------------------------------------------------------------------------

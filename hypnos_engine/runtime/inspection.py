@@ -33,7 +33,11 @@ def inspect_files(spec: ModelSpec, roots: Sequence[Path]) -> Inspection:
         return Inspection(None, None, problem)
     if spec.engine is not EngineKind.LLAMA:
         return Inspection(located.path, None, None)
+    projector = None if spec.aux_path is None else locate(spec.aux_path, roots)
+    if isinstance(projector, Missing):
+        problem = ModelNotAvailable(f"The model '{spec.id}' cannot be served: {projector.message}")
+        return Inspection(located.path, None, problem)
     try:
-        return Inspection(located.path, read_shape(located.path), None)
+        return Inspection(located.path, read_shape(located.path, projector.path if projector else None), None)
     except HypnosError as error:
         return Inspection(located.path, None, error)

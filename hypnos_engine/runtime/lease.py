@@ -19,7 +19,6 @@ class Ask:
     model: ModelId
     key_label: str = "local"
     """Whose request it is: prefix caches are shared only within one label."""
-    weight: float = 1.0
     deadline_s: float | None = None
     """Longest wait before the start; None = no deadline."""
 

@@ -30,13 +30,19 @@ def load_request(spec: ModelSpec, weights_path: str, plan: Plan, threads: int) -
 
 
 def _gpu_layers(plan: Plan) -> int:
-    """Layers to hand to an accelerator: the wire counts resident layers on one pool too, the library must not."""
+    """Layers to hand to an accelerator: the wire counts resident layers on one pool too, the library must not.
+
+    The library counts the output head as one layer more, and gives it away first.
+    """
     if not plan.footprint.device:
         return 0
-    return ALL_LAYERS if not plan.placement.pinned_ram_layers else plan.placement.gpu_layers
+    return ALL_LAYERS if not plan.placement.pinned_ram_layers else plan.placement.gpu_layers + 1
 
 
-def measured_footprint(report: m.MemoryReport) -> Footprint:
-    """What the worker holds. Its anonymous memory contains cache and buffers, so those are not added again."""
-    mapped = max(0, report.weights_bytes - report.device_bytes)
+def measured_footprint(report: m.MemoryReport, load_mode: str) -> Footprint:
+    """What the worker holds. Its anonymous memory contains cache and buffers, so those are not added again.
+
+    Weights that were read rather than mapped are anonymous too, and no file's pages.
+    """
+    mapped = max(0, report.weights_bytes - report.device_bytes) if load_mode == "mmap" else 0
     return Footprint(file_pages=mapped, anonymous=report.anonymous_bytes, device=report.device_bytes)

@@ -19,6 +19,7 @@ After each event the same five steps run, in this order:
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hypnos_engine.domain.errors import (
     Cancelled,
@@ -31,10 +32,12 @@ from hypnos_engine.domain.errors import (
     ModelNotFound,
 )
 from hypnos_engine.domain.kinds import Priority, Residency
+from hypnos_engine.domain.memory import Footprint
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.scheduler import effects as fx
 from hypnos_engine.scheduler import events as ev
 from hypnos_engine.scheduler import room
+from hypnos_engine.scheduler.corrections import error_fraction, once_touched
 from hypnos_engine.scheduler.placement import Plan, Shortage
 from hypnos_engine.scheduler.state import Leased, ModelState, State, Waiting
 
@@ -74,7 +77,7 @@ class Scheduler:
             case ev.StageRequested(model):
                 self.state.models[model].staged = True
             case ev.LoadFinished():
-                self._loaded(event, now)
+                self._loaded(event, now, out)
             case ev.LoadFailed(model, error):
                 self._load_failed(self.state.models[model], error, now, out)
             case ev.UnloadFinished(model):
@@ -154,17 +157,27 @@ class Scheduler:
             model.note_service(now - lease.granted_at)
             model.failures = 0
 
-    def _loaded(self, event: ev.LoadFinished, now: float) -> None:
+    def _loaded(self, event: ev.LoadFinished, now: float, out: list[fx.Effect]) -> None:
         model = self.state.models[event.model]
         if model.plan is None:
             return
+        planned_bytes = model.plan.footprint.total
+        error = error_fraction(model.plan.footprint, event.measured)
         model.residency = Residency.READY
-        model.plan = room.as_loaded(model.plan, event.context_len)
-        model.measured = event.measured
+        self._measured(model, model.plan, event.context_len, event.measured)
         model.load_s = now - model.load_started_at
         model.loads += 1
         model.last_used_at = now
         model.staged = False
+        out.append(
+            fx.Record(
+                "loaded",
+                model.spec.id,
+                f"{model.spec.id} is ready after {model.load_s:.1f} s and holds {room.human(event.measured.total)}; "
+                f"planned were {room.human(planned_bytes)}.",
+                (("load_s", model.load_s), ("measured_bytes", event.measured.total), ("plan_error", error)),
+            )
+        )
 
     def _load_failed(self, model: ModelState, error: HypnosError, now: float, out: list[fx.Effect]) -> None:
         self._cold(model)
@@ -209,6 +222,7 @@ class Scheduler:
             )
             return
         model.plan = grown
+        model.correction = room.known_error(self.state, model, context_len)
         model.measured = None
         model.resizing = True
         out.append(fx.ResizeContext(model.spec.id, context_len))
@@ -217,8 +231,16 @@ class Scheduler:
         model = self.state.models[event.model]
         model.resizing = False
         if model.residency is Residency.READY and model.plan is not None:
-            model.plan = room.as_loaded(model.plan, event.context_len)
-            model.measured = event.measured
+            self._measured(model, model.plan, event.context_len, event.measured)
+
+    def _measured(self, model: ModelState, plan: Plan, context_len: int, measured: Footprint) -> None:
+        """Book what the worker holds, and learn how wrong the plan was."""
+        planned = plan.footprint
+        held = replace(once_touched(planned, measured), device_context=planned.device_context)
+        model.measured = held
+        model.plan = room.as_loaded(plan, context_len)
+        if context_len == plan.placement.allocated_context_len and model.shape is not None:
+            self.state.corrections.learn(model.spec.weights_path, context_len, planned, held, model.correction)
 
     def _drain(self, out: list[fx.Effect]) -> None:
         self.state.draining = True
@@ -345,6 +367,7 @@ class Scheduler:
         busy = sum(1 for other in self.state.models.values() if other.leases)
         model.residency = Residency.LOADING
         model.plan = plan
+        model.correction = room.known_error(self.state, model, plan.placement.allocated_context_len)
         model.load_started_at = now
         model.threads = max(1, self.state.budgets.cores // (busy + 1))
         out.append(

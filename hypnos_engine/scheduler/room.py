@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypnos_engine.domain.kinds import Priority, Residency
 from hypnos_engine.domain.model import ModelId
+from hypnos_engine.scheduler.corrections import Correction
 from hypnos_engine.scheduler.placement import Free, Plan, Shortage, context_cells, plan
 from hypnos_engine.scheduler.state import ModelState, State
 
@@ -22,30 +23,38 @@ def free_without(state: State, gone: Collection[ModelId]) -> Free:
 
     The budget minus what is booked, and never more than the machine really has left.
     """
+    one_pool = state.budgets.device_bytes == 0
     staying = [model for model in state.models.values() if model.spec.id not in gone]
     leaving = [state.models[model] for model in gone]
-    host = state.budgets.host_bytes - sum(_host_bytes(model) for model in staying)
+    host = state.budgets.host_bytes - sum(_host_bytes(model, one_pool=one_pool) for model in staying)
     device = state.budgets.device_bytes - sum(_device_bytes(model) for model in staying)
     # Mapped pages are part of what the kernel calls available already; private memory comes back only on exit.
-    real_host = state.host_available_bytes + sum(_host_bytes(m) - m.footprint.file_pages for m in leaving)
+    returned = sum(_host_bytes(model, one_pool=one_pool) - model.footprint.file_pages for model in leaving)
+    real_host = state.host_available_bytes + returned
     real_device = state.device_free_bytes + sum(_device_bytes(model) for model in leaving)
     return Free(
         host_bytes=max(0, min(host, real_host)),
         device_bytes=max(0, min(device, real_device)),
         device_layers=state.budgets.device_layers,
-        unified=state.budgets.device_bytes == 0,
+        unified=one_pool,
     )
 
 
 def plan_without(state: State, model: ModelState, gone: Collection[ModelId]) -> Plan | Shortage:
     """Place the model as if the models in `gone` had left."""
-    cells = max(context_cells(model.spec, model.shape), 0)
-    return plan(model.spec, model.shape, cells, free_without(state, gone))
+    cells = context_cells(model.spec, model.shape)
+    return plan(model.spec, model.shape, cells, free_without(state, gone), known_error(state, model, cells))
 
 
 def grown_plan(state: State, model: ModelState, context_len: int) -> Plan | Shortage:
     """Place a loaded model again with a larger context, its own present bytes counted as free."""
-    return plan(model.spec, model.shape, context_len, free_without(state, (model.spec.id,)))
+    free = free_without(state, (model.spec.id,))
+    return plan(model.spec, model.shape, context_len, free, known_error(state, model, context_len))
+
+
+def known_error(state: State, model: ModelState, cells: int) -> Correction:
+    """What earlier loads of the model's file taught about plans for such a context."""
+    return state.corrections.find(model.spec.weights_path, cells)
 
 
 def as_loaded(planned: Plan, context_len: int) -> Plan:
@@ -104,9 +113,8 @@ def _fits_without(state: State, model: ModelState, gone: list[ModelState]) -> bo
     return isinstance(plan_without(state, model, [other.spec.id for other in gone]), Plan)
 
 
-def _host_bytes(model: ModelState) -> int:
-    footprint = model.footprint
-    return footprint.total - footprint.device - footprint.device_context
+def _host_bytes(model: ModelState, *, one_pool: bool) -> int:
+    return model.footprint.total if one_pool else model.footprint.total - _device_bytes(model)
 
 
 def _device_bytes(model: ModelState) -> int:

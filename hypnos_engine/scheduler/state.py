@@ -8,6 +8,7 @@ from hypnos_engine.domain.errors import HypnosError
 from hypnos_engine.domain.kinds import Residency, Tier
 from hypnos_engine.domain.memory import Footprint, Placement
 from hypnos_engine.domain.model import ModelId, ModelShape, ModelSpec
+from hypnos_engine.scheduler.corrections import NO_CORRECTION, Correction, Corrections
 from hypnos_engine.scheduler.events import Budgets
 from hypnos_engine.scheduler.placement import Plan
 
@@ -52,6 +53,8 @@ class ModelState:
     residency: Residency = Residency.COLD
     plan: Plan | None = None
     """Where it is, or where it is being loaded to; None while cold."""
+    correction: Correction = NO_CORRECTION
+    """What earlier loads taught, as far as it is in `plan`."""
     measured: Footprint | None = None
     waiting: "OrderedDict[int, Waiting]" = field(default_factory=OrderedDict)
     leases: dict[int, Leased] = field(default_factory=dict)
@@ -135,6 +138,7 @@ class State:
     host_available_bytes: int = 0
     """Last sample of what the machine has left; the load in flight is not yet in it."""
     device_free_bytes: int = 0
+    corrections: Corrections = field(default_factory=Corrections)
     draining: bool = False
     where: dict[int, ModelId] = field(default_factory=dict)
     """The model of every request that is waiting or leased."""

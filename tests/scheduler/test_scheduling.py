@@ -13,6 +13,7 @@ from hypnos_engine.domain.errors import (
     ModelNotFound,
 )
 from hypnos_engine.domain.kinds import Priority, Tier
+from hypnos_engine.domain.memory import Footprint
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import events as ev
 from tests.scheduler.world import GIB, MAX_OVERTAKEN_S, PINNED, World, spec
@@ -312,3 +313,26 @@ def test_a_model_whose_context_is_being_rebuilt_is_not_evicted() -> None:
     assert not world.unloading
     world.finish_resize("a")
     assert world.unloading == {A}
+
+
+def test_a_plan_that_was_too_small_is_larger_the_next_time() -> None:
+    world = two_that_do_not_fit_together()
+    world.arrive("a")
+    planned = world.loading[A].plan.footprint
+    taken = Footprint(file_pages=planned.file_pages, anonymous=planned.total - planned.file_pages + GIB // 4)
+    world.finish_load("a", measured=taken)
+    assert world.scheduler.state.models[A].footprint.total == taken.total
+    assert world.records[-1].kind == "loaded"
+    world.end(_served(world, "a"))
+    world.die("a")
+    world.arrive("a")
+    assert world.loading[A].plan.footprint.total == planned.total + GIB // 4
+
+
+def test_compute_buffers_that_nobody_touched_yet_stay_booked() -> None:
+    world = two_that_do_not_fit_together()
+    world.arrive("a")
+    planned = world.loading[A].plan.footprint
+    seen = Footprint(file_pages=planned.file_pages, anonymous=planned.total - planned.file_pages - planned.workspace)
+    world.finish_load("a", measured=seen)
+    assert world.scheduler.state.models[A].footprint.total == planned.total

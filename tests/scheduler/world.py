@@ -95,11 +95,13 @@ class World:
         self.lost.discard(request)
         self.send(ev.LeaseEnded(request, ok=ok))
 
-    def finish_load(self, name: str) -> None:
+    def finish_load(self, name: str, *, measured: Footprint | None = None) -> None:
         load = self.loading.pop(ModelId(name))
         self.ready.add(ModelId(name))
         footprint = load.plan.footprint
-        measured = Footprint(file_pages=footprint.file_pages, anonymous=footprint.total - footprint.file_pages)
+        measured = measured or Footprint(
+            file_pages=footprint.file_pages, anonymous=footprint.total - footprint.file_pages
+        )
         self.send(ev.LoadFinished(ModelId(name), measured, load.plan.placement.allocated_context_len, 0))
 
     def fail_load(self, name: str) -> None:
