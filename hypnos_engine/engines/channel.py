@@ -205,8 +205,11 @@ class PipeChannel:
         os.close(self._write_fd)
 
     def _call_on_loop(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback, *arguments)
+        # Under the lock, so that no call is under way once `close` has returned: the loop may be gone then, and a Qt
+        # loop that is called from a thread while it is taken apart crashes the process.
+        with self._lock, contextlib.suppress(RuntimeError):
+            if self._open:
+                self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _deliver(self) -> None:
         if self._arrived and self._open:
@@ -221,9 +224,10 @@ class PipeChannel:
         self._shut(error)
 
     def _shut(self, error: FrameError | None) -> None:
-        if not self._open:
-            return
-        self._open = False
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
         self._room.release(_MAX_CHUNKS)
         self._outgoing.put(None)
         if not self.closed.done():

@@ -19,6 +19,7 @@ from hypnos_engine.domain.errors import (
     HypnosError,
     InvalidRequest,
     LoadFailed,
+    ModelBusy,
     WorkerDied,
     error_from_code,
 )
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 HELLO_WITHIN_S = 30.0
 """A worker says hello before it imports its library; only a machine that thrashes takes longer."""
+SILENT_LOAD_S = 180.0
+"""A load reports each tensor; only compiling a device's kernels is silent for long, a minute or so at most."""
 _LAST_MESSAGES_S = 1.0
 """How long after the reaping to wait for the end of the stream, should a stray process hold it open."""
 _LAST_BREATH_S = 1.0
@@ -53,18 +56,22 @@ class WorkerEngine:
         runtime: WorkerRuntime,
         *,
         hello_within_s: float = HELLO_WITHIN_S,
+        silent_load_s: float = SILENT_LOAD_S,
         transport: Transport = DEFAULT_TRANSPORT,
     ) -> None:
         self.kind = kind
         self._model = model
         self._runtime = runtime
         self._hello_within_s = hello_within_s
+        self._silent_load_s = silent_load_s
         self._transport = transport
         self._request: m.Load | None = None
         self._loading: asyncio.Future[m.Loaded] | None = None
         self._progress: ProgressThrottle | None = None
         self._on_context: ContextSink | None = None
         self._greeted = False
+        self._heard_s = 0.0
+        """When the load last said how far it is."""
         self._ready = False
         self._process: WorkerProcess | None = None
         self._channel: Channel | None = None
@@ -187,8 +194,30 @@ class WorkerEngine:
             self._fail_load(LoadFailed(f"The worker program runs the engine '{hello.kind}' instead of '{self.kind}'."))
         else:
             self._greeted = True
+            self._watch_load()
             if self._channel is not None:
                 self._tell_load()
+
+    def _watch_load(self) -> None:
+        """Give a load up that says nothing for too long: a hung disk or driver must not hold up every other model."""
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
+
+        def look() -> None:
+            silent_s = loop.time() - self._heard_s
+            if not self._is_loading():
+                return
+            if silent_s < self._silent_load_s:
+                self._after(self._silent_load_s - silent_s, look)
+                return
+            self._fail_load(
+                EngineTimeout(
+                    f"Loading '{self._model}' made no progress for {self._silent_load_s:g} s and was given up. Its "
+                    "disk or its driver may hang; look at them, then try again."
+                )
+            )
+
+        self._after(self._silent_load_s, look)
 
     def _tell_load(self) -> None:
         assert self._request is not None
@@ -218,6 +247,7 @@ class WorkerEngine:
                 self._fail_load(LoadFailed(error.message) if type(error) is EngineFailed else error)
             case m.LoadProgress() if self._is_loading():
                 assert self._progress is not None
+                self._heard_s = asyncio.get_running_loop().time()
                 self._progress.put(message)
             case m.ContextWanted() | m.ContextResized() if self._ready and not self._ending:
                 self._pass_context(message)
@@ -294,7 +324,7 @@ class WorkerEngine:
                 f"The request is too large for the model's worker: {error}. Send less text."
             ) from error
         except ChannelFull:
-            raise EngineFailed(f"The worker of '{self._model}' does not take requests any more.") from None
+            raise ModelBusy(f"The worker of '{self._model}' has its hands full; try again shortly.") from None
         self._next_number += 1
         mailbox = self._running[number] = Mailbox(request)
         return number, mailbox

@@ -106,8 +106,8 @@ class Dispatcher:
         granted: asyncio.Future[_Granted] = self._loop.create_future()
         self._waiting[request] = granted
         deadline_at = None if ask.deadline_s is None else self.now + ask.deadline_s
-        self.post(self._sample(), ev.RequestArrived(request, ask.model, deadline_at))
         try:
+            self.post(self._sample(), ev.RequestArrived(request, ask.model, deadline_at))
             grant, live = await granted
         except BaseException:
             # Refused requests are unknown to the scheduler by now, and it ignores them; a cancelled one may have been
@@ -120,6 +120,8 @@ class Dispatcher:
         try:
             yield lease
         finally:
+            if lease.death is not None:
+                self._bury(ask.model, live, lease.death)
             self.post(ev.LeaseEnded(request, ok=lease.finished_well))
 
     def _switch(self, grant: fx.Grant, live: _Live) -> Switch:
@@ -145,10 +147,29 @@ class Dispatcher:
         try:
             while self._events:
                 for effect in self.scheduler.on(self._events.popleft(), self.now):
-                    self._perform(effect)
+                    self._try(effect)
         finally:
             self._busy = False
         self._tell_watchers()
+
+    def _try(self, effect: fx.Effect) -> None:
+        """Perform an effect; one that fails unexpectedly still has its outcome, and the others are performed."""
+        try:
+            self._perform(effect)
+        except Exception as error:
+            log.exception("a decision could not be carried out: %r", effect)
+            failure = EngineFailed(f"Hypnos could not carry out a decision ({type(error).__name__}); see its log.")
+            match effect:
+                case fx.Load(model):
+                    self._live.pop(model, None)
+                    self._events.append(ev.LoadFailed(model, failure))
+                case fx.Unload(model):
+                    self._live.pop(model, None)
+                    self._events.append(ev.UnloadFinished(model))
+                case fx.Grant(request):
+                    self._events.append(ev.RequestCancelled(request))
+                case _:
+                    pass
 
     def _perform(self, effect: fx.Effect) -> None:
         match effect:
@@ -160,8 +181,12 @@ class Dispatcher:
                 waiting = self._waiting.pop(request, None)
                 if waiting is None or waiting.done():
                     self._events.append(ev.RequestCancelled(request))
+                elif (live := self._live.get(model)) is None:
+                    lost = WorkerDied(f"The worker of '{model}' is gone; try again.")
+                    waiting.set_exception(lost)
+                    self._events.extend((ev.WorkerDied(model, lost), ev.RequestCancelled(request)))
                 else:
-                    waiting.set_result(_Granted(effect, self._live[model]))
+                    waiting.set_result(_Granted(effect, live))
             case fx.Refuse(request, error):
                 waiting = self._waiting.pop(request, None)
                 if waiting is not None and not waiting.done():
@@ -227,10 +252,25 @@ class Dispatcher:
         self.post(self._sample(), finished)
         ended = await engine.exited()
         if not ended.expected:
-            self._forget(model, engine)
-            death = ended.error or WorkerDied(f"The worker of '{model}' ended.")
-            log.warning("the worker of %s died: %s", model, death)
-            self.post(self._sample(), ev.WorkerDied(model, death))
+            self._mourn(model, engine, ended.error or WorkerDied(f"The worker of '{model}' ended."))
+
+    def _bury(self, model: ModelId, live: "_Live", death: HypnosError) -> None:
+        """Tell of a death before the leases on the dead worker end: else its free slots would be granted again."""
+        if self._live.get(model) is not live or live.loaded is None:
+            return
+        live.task.cancel()
+        self._keep(self._loop.create_task(live.engine.unload(0.0), name=f"bury {model}"))
+        self._mourn(model, live.engine, death)
+
+    def _mourn(self, model: ModelId, engine: Engine, death: HypnosError) -> None:
+        self._forget(model, engine)
+        log.warning("the worker of %s died: %s", model, death)
+        self.post(self._sample(), ev.WorkerDied(model, death))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Own a task until it is done."""
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _start_unload(self, effect: fx.Unload) -> None:
         live = self._live[effect.model]
@@ -240,9 +280,7 @@ class Dispatcher:
             )
             self.evictions.appendleft(record)
         live.task.cancel()
-        task = self._loop.create_task(self._unload(effect.model, live.engine), name=f"unload {effect.model}")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._keep(self._loop.create_task(self._unload(effect.model, live.engine), name=f"unload {effect.model}"))
 
     async def _unload(self, model: ModelId, engine: Engine) -> None:
         await engine.unload()

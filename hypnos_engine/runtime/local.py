@@ -4,6 +4,7 @@ It decides nothing about memory or order; it keeps the scheduler informed of fil
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from hypnos_engine.scheduler.core import Scheduler
 UNKNOWN_HARDWARE = HardwareSnapshot(Topology.HOST, Accelerator.CPU, "CPU", 0, 0, 1)
 """Before the probe has answered."""
 REINSPECT_S = 1.0
-"""A model with a problem is looked at again on request, at most this often: its owner may have mended the file."""
+"""A model that is not loaded is looked at again on request, at most this often: its file may have been replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class LocalRuntime:
         self._inspected_at: dict[ModelId, float] = {}
         self._machine: Machine | None = None
         self._staging = True
+        self._last_sample = ev.MachineSampled(0, 0)
         self._sampled_process: tuple[float, int] = (-1.0, 0)
         self.dispatcher = Dispatcher(scheduler, make_engine, weights_path=self._weights_path, sample=self._sample)
 
@@ -103,7 +105,7 @@ class LocalRuntime:
     @asynccontextmanager
     async def _lease(self, ask: Ask) -> AsyncIterator[Lease]:
         state = self.dispatcher.scheduler.state.models.get(ask.model)
-        if state is not None and state.problem is not None:
+        if state is not None and state.residency is Residency.COLD:
             since_s = self.dispatcher.now - self._inspected_at.get(ask.model, float("-inf"))
             if since_s >= REINSPECT_S:
                 await self._inspect(state.spec)
@@ -148,7 +150,8 @@ class LocalRuntime:
         now = self.dispatcher.now
         sampled_at, own = self._sampled_process
         if now - sampled_at >= 1.0:
-            own = psutil.Process().memory_info().rss
+            with contextlib.suppress(OSError, psutil.Error):
+                own = psutil.Process().memory_info().rss
             self._sampled_process = (now, own)
         return own + sum(footprint.total for _, footprint in self.dispatcher.resident())
 
@@ -158,24 +161,28 @@ class LocalRuntime:
         return [state.spec for state in self.dispatcher.scheduler.state.models.values()]
 
     def forget_inspections(self) -> None:
-        """Look at every model with a problem anew on its next request: its owner has changed files."""
+        """Look at every model that is not loaded anew on its next request, however short ago it was looked at."""
         self._inspected_at.clear()
 
     async def _inspect(self, spec: ModelSpec) -> None:
         self._inspected_at[spec.id] = self.dispatcher.now
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(None, inspect_files, spec, self._roots)
-        self._inspections[spec.id] = found
-        self.dispatcher.post(ev.ModelInspected(spec.id, found.shape, found.problem))
+        known = self._inspections.get(spec.id)
+        found = await loop.run_in_executor(None, inspect_files, spec, self._roots, known)
+        if found is not known:
+            self._inspections[spec.id] = found
+            self.dispatcher.post(ev.ModelInspected(spec.id, found.shape, found.problem))
 
     def _weights_path(self, model: ModelId) -> str:
         found = self._inspections[model].path
         return "" if found is None else str(found)
 
     def _sample(self) -> ev.MachineSampled:
-        machine = self._machine
-        devices = machine.hardware.devices if machine else ()
-        return ev.MachineSampled(
-            host_available_bytes=psutil.virtual_memory().available,
-            device_free_bytes=sum(device.free_bytes for device in devices if not device.unified),
-        )
+        """What is left now. Never raises: where the system does not tell, what it last told holds."""
+        devices = self._machine.hardware.devices if self._machine else ()
+        with contextlib.suppress(OSError, psutil.Error):
+            self._last_sample = ev.MachineSampled(
+                host_available_bytes=psutil.virtual_memory().available,
+                device_free_bytes=sum(device.free_bytes for device in devices if not device.unified),
+            )
+        return self._last_sample

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 
+from hypnos_engine.domain.errors import DeviceOutOfMemory, HypnosError, WorkerDied
 from hypnos_engine.domain.memory import Placement
 from hypnos_engine.domain.model import ModelSpec
 from hypnos_engine.engines.base import Engine, GenerationEvent
@@ -17,6 +18,8 @@ class ModelLease:
         self.switch = switch
         self.finished_well = False
         """True once a generation came to its own end."""
+        self.death: HypnosError | None = None
+        """Set when the worker died under the lease."""
         self._engine = engine
         self._scope = scope
         self._request = request
@@ -58,5 +61,8 @@ class ModelLease:
                 if isinstance(event, m.Finished):
                     self.finished_well = True
                 yield event
+        except (WorkerDied, DeviceOutOfMemory) as error:
+            self.death = error
+            raise
         finally:
             await events.aclose()

@@ -396,10 +396,13 @@ class Scheduler:
 
     def _no_room(self, model: ModelState, short: Shortage) -> InsufficientMemory:
         holders = [m for m in self.state.models.values() if m.residency is not Residency.COLD and not room.may_leave(m)]
-        held_by = ", ".join(f"{m.spec.id} ({room.human(m.footprint.total)})" for m in holders) or "other programs"
+        held = ", ".join(f"{m.spec.id} holds {room.human(m.footprint.total)}" for m in holders)
+        budgets = self.state.budgets
         return InsufficientMemory(
-            f"The model '{model.spec.id}' does not fit: {_short(short)} Held by {held_by}. "
-            "Give it a smaller context_len, choose a smaller variant, or free memory."
+            f"The model '{model.spec.id}' does not fit: {_short(short)} {f'{held}. ' if held else ''}"
+            f"Models may use {room.human(budgets.device_bytes or budgets.host_bytes)} (hardware.tier1_bytes, "
+            f"hardware.os_reserve_bytes), and the machine has {room.human(self.state.host_available_bytes)} left. "
+            "Give the model a smaller context_len, choose a smaller variant, or free memory."
         )
 
     def _share_cores(self, out: list[fx.Effect]) -> None:

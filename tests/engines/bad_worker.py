@@ -121,6 +121,12 @@ def refuses(reading: Iterator[m.Message]) -> None:
     hang()
 
 
+def hangs_while_loading(reading: Iterator[m.Message]) -> None:
+    load(reading)
+    send(m.LoadProgress("weights", 0.5))
+    hang()
+
+
 def unknown_code(reading: Iterator[m.Message]) -> None:
     load(reading)
     send(m.LoadFailed("no_such_code", "something new"))

@@ -21,6 +21,7 @@ from hypnos_engine.domain.errors import (
     EngineTimeout,
     InvalidRequest,
     LoadFailed,
+    ModelBusy,
     WorkerDied,
 )
 from hypnos_engine.domain.kinds import EngineKind
@@ -130,6 +131,15 @@ async def test_a_worker_that_says_nothing_times_out(bad_runtime: BadRuntime) -> 
     engine = engine_of(bad_runtime("silent"), hello_within_s=0.05)
     with pytest.raises(EngineTimeout, match=r"did not answer within 0\.05 s"):
         await load(engine)
+    assert (await engine.exited()).expected
+
+
+async def test_a_load_that_makes_no_progress_is_given_up(bad_runtime: BadRuntime) -> None:
+    """A hung disk or driver must not hold up every other model."""
+    engine = engine_of(bad_runtime("hangs_while_loading"), silent_load_s=0.2)
+    with pytest.raises(EngineTimeout, match=r"made no progress for 0\.2 s"):
+        await load(engine)
+    assert engine.pid is None
     assert (await engine.exited()).expected
 
 
@@ -383,7 +393,7 @@ async def test_a_worker_that_does_not_read_refuses_requests_instead_of_filling_m
     async with loaded(bad_runtime("reads_nothing"), transport=transport) as engine:
         requests = [question(number, "x" * 1_000_000) for number in range(20)]
         waiting = [asyncio.create_task(drain(engine.generate(request))) for request in requests]
-        with pytest.raises(EngineFailed, match="does not take requests"):
+        with pytest.raises(ModelBusy, match="hands full"):
             await waiting[-1]
     results = await asyncio.gather(*waiting, return_exceptions=True)
     taken = [isinstance(result, Cancelled) for result in results]

@@ -28,8 +28,12 @@ def fake_spec(name: str, slots: int = 2) -> ModelSpec:
 class Bench:
     """The dispatcher under test and every engine that it made."""
 
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher = field(init=False)
     engines: list[FakeEngine] = field(default_factory=list)
+    unmakeable: set[str] = field(default_factory=set)
+    """Models whose engine cannot be made, against all expectation."""
+    blind: bool = False
+    """The machine cannot be sampled, against all expectation."""
 
     def engine(self, name: str) -> FakeEngine:
         """The newest engine of a model."""
@@ -48,26 +52,30 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """Run a dispatcher for the length of the block; the scripts of a model are used in turn, the last for ever."""
     scheduler = Scheduler([fake_spec(name, slots) for name in names], max_queue_per_model=8, max_overtaken_s=30.0)
-    made: list[FakeEngine] = []
+    on = Bench()
     left = {name: list(those) for name, those in (scripts or {}).items()}
 
     def make(spec: ModelSpec) -> FakeEngine:
+        if spec.id in on.unmakeable:
+            raise RuntimeError("nobody expected this")
         those = left.get(spec.id, [])
         script = those.pop(0) if len(those) > 1 else those[0] if those else FakeScript()
         script.memory = ONE_WORKER
-        made.append(FakeEngine(spec.id, script))
-        return made[-1]
+        on.engines.append(FakeEngine(spec.id, script))
+        return on.engines[-1]
 
-    dispatcher = Dispatcher(
-        scheduler, make, weights_path=lambda _model: "", sample=lambda: ev.MachineSampled(memory_bytes, 0)
-    )
-    dispatcher.post(
-        ev.MachineSampled(memory_bytes, 0), ev.BudgetsSet(ev.Budgets(0, memory_bytes, 2, device_layers=False))
-    )
+    def sample() -> ev.MachineSampled:
+        if on.blind:
+            raise OSError("no sample")
+        return ev.MachineSampled(memory_bytes, 0)
+
+    on.dispatcher = Dispatcher(scheduler, make, weights_path=lambda _model: "", sample=sample)
+    budgets = ev.Budgets(0, memory_bytes, 2, device_layers=False)
+    on.dispatcher.post(ev.MachineSampled(memory_bytes, 0), ev.BudgetsSet(budgets))
     try:
-        yield Bench(dispatcher, made)
+        yield on
     finally:
-        await dispatcher.stop()
+        await on.dispatcher.stop()
 
 
 async def ask(on: Bench, name: str, *, max_tokens: int = 16) -> str:

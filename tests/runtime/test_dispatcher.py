@@ -1,11 +1,12 @@
 """The dispatcher: effects are performed, every outcome is one event, and nothing is left behind."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 import pytest
 
-from hypnos_engine.domain.errors import Cancelled, LoadFailed, ModelNotFound, WorkerDied
+from hypnos_engine.domain.errors import Cancelled, EngineFailed, LoadFailed, ModelNotFound, WorkerDied
 from hypnos_engine.domain.kinds import Residency, Tier
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.engines.fake import FakeScript, counting
@@ -71,7 +72,7 @@ async def test_a_failed_load_reaches_every_waiter_and_the_next_request_tries_aga
 
 @pytest.fixture
 def expected_log() -> list[str]:
-    return ["loading a failed: the file is damaged", "the worker of a died"]
+    return ["loading a failed: the file is damaged", "the worker of a died", "a decision could not be carried out"]
 
 
 async def test_a_worker_that_dies_mid_stream_fails_that_request_only() -> None:
@@ -180,3 +181,47 @@ async def test_events_that_arise_while_one_is_handled_are_taken_in_turn() -> Non
         on.dispatcher.post(ev.StageRequested(A), ev.Woken(), ev.Woken())
         await on.dispatcher.until(lambda: on.dispatcher.scheduler.state.models[A].residency is Residency.READY)
         assert len(on.engines) == 1
+
+
+async def test_waiters_of_a_worker_that_dies_are_served_by_the_next_one() -> None:
+    """The death is known before the leases on the dead worker end, so nobody is granted a dead worker."""
+    begun: list[m.Generate] = []
+    both = asyncio.Event()
+
+    def begin(request: m.Generate) -> Iterable[str]:
+        begun.append(request)
+        if len(begun) == 2:
+            both.set()
+        return counting(request)
+
+    dying = FakeScript(reply=begin, token_gate=asyncio.Semaphore(0))
+    async with bench("a", slots=2, scripts={"a": [dying, FakeScript()]}) as on:
+        running = [asyncio.create_task(ask(on, "a", max_tokens=1000)) for _ in range(2)]
+        waiting = [asyncio.create_task(ask(on, "a")) for _ in range(3)]
+        await both.wait()
+        assert on.queued("a") == 3
+        on.engine("a").die()
+        lost = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(result) for result in lost] == [WorkerDied] * 2
+        assert await asyncio.gather(*waiting) == ["one two three"] * 3
+
+
+async def test_an_engine_that_cannot_be_made_fails_its_load_and_leaves_the_others_alone() -> None:
+    async with bench("a", "b") as on:
+        on.unmakeable.add("a")
+        with pytest.raises(EngineFailed, match="RuntimeError"):
+            await ask(on, "a")
+        assert on.leases("a") == on.queued("a") == 0
+        assert await ask(on, "b") == "one two three"
+        on.unmakeable.clear()
+        assert await ask(on, "a") == "one two three"
+
+
+async def test_a_machine_that_cannot_be_sampled_leaves_no_request_behind() -> None:
+    async with bench("a") as on:
+        on.blind = True
+        with pytest.raises(OSError, match="no sample"):
+            await ask(on, "a")
+        on.blind = False
+        assert on.leases("a") == on.queued("a") == 0
+        assert await ask(on, "a") == "one two three"

@@ -14,7 +14,7 @@ from hypnos_engine.hardware.machine import host_memory, snapshot
 from hypnos_engine.runtime.lease import Ask
 from hypnos_engine.runtime.local import LocalRuntime, Machine, Queueing
 from hypnos_engine.scheduler.events import Budgets
-from hypnos_engine.testing.tiny_gguf import write_llama
+from hypnos_engine.testing.tiny_gguf import write_llama, write_moe
 from tests.runtime.bench import read
 
 GIB = 2**30
@@ -81,6 +81,23 @@ async def test_a_missing_file_is_named_and_found_once_it_is_there(tmp_path: Path
     running.forget_inspections()
     async with running.lease(Ask(A)) as lease:
         assert await read(lease) == "one two three"
+    await running.stop()
+
+
+async def test_a_file_that_was_replaced_is_planned_as_what_it_is_now(tmp_path: Path) -> None:
+    write_llama(tmp_path / "a.gguf")
+    running = runtime(tmp_path)
+    await running.start(machine())
+    before = running.model(A)
+    write_moe(tmp_path / "other.gguf")
+    (tmp_path / "other.gguf").replace(tmp_path / "a.gguf")
+    running.forget_inspections()
+    async with running.lease(Ask(A)):
+        after = running.model(A)
+    assert before is not None
+    assert after is not None
+    assert after.total_weight_bytes != before.total_weight_bytes
+    assert after.expert_bytes > 0
     await running.stop()
 
 

@@ -133,7 +133,7 @@ def test_a_pinned_model_never_leaves() -> None:
     error = world.refused[refused]
     assert isinstance(error, InsufficientMemory)
     assert "3." in error.message
-    assert "a (" in error.message
+    assert "a holds 3." in error.message
 
 
 def test_a_model_larger_than_the_machine_is_refused_at_once_with_the_bytes() -> None:
