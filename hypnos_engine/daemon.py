@@ -4,18 +4,20 @@ It wires the rooms together and decides the order of start and end; it holds no 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypnos_engine import __version__
 from hypnos_engine.config import load as config
-from hypnos_engine.config.paths import Folders, prepare, private_folder, standard_folders, write_new
+from hypnos_engine.config.paths import Folders, is_absent, prepare, private_folder, standard_folders, write_new
 from hypnos_engine.config.settings import Settings
 from hypnos_engine.config.starter import model_roots, starter_folder, starter_text
 from hypnos_engine.domain.errors import BindRefused, EngineFailed, StartRefused
@@ -30,7 +32,7 @@ from hypnos_engine.runtime.local import LocalRuntime, Machine, Queueing
 from hypnos_engine.scheduler.events import Budgets
 from hypnos_engine.server.app import make_app
 from hypnos_engine.server.options import AccessKey, ServerOptions, StreamTimes
-from hypnos_engine.server.site import LOOPBACK, LOOPBACK_NAMES, Site
+from hypnos_engine.server.site import Site
 
 log = logging.getLogger("hypnos")
 
@@ -86,27 +88,28 @@ async def serve(request: ServeRequest, *, announce: Announce, announce_ready: An
     folders = standard_folders()
     prepare(folders)
     settings, first_start = _settings(request, folders)
-    _refuse_what_is_unsafe(settings, request)
+    loopback = await is_loopback(settings.server.host)
+    _refuse_what_is_unsafe(settings, request, loopback=loopback)
     roots = model_roots(settings.models_dirs)
-    with ExitStack() as stack:
-        presence = stack.enter_context(Presence.claimed(folders.run))
+    stop = _Stop()
+    # The signals are let go of last: nothing is left behind that the default end would leave behind.
+    with _stop_signals(stop), ExitStack() as stack:
+        presence = stop.presence = stack.enter_context(Presence.claimed(folders.run))
         stack.enter_context(writing_log(folders.logs))
         runtime = LocalRuntime(settings.models, roots, _make_engine(), _queueing(settings))
-        options = _options(settings, presence.token_sha256)
-        site = Site(make_app(runtime, options), settings.server.host, settings.server.port)
-        stop = asyncio.Event()
-        with _stop_signals(stop):
-            await site.start()
-            try:
-                presence.publish(site.address)
-                announcement = _announcement(settings, roots, site.address, folders, first_start=first_start)
-                announce(announcement)
-                await _run(runtime, settings, stop, lambda: announce_ready(announcement))
-                await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
-            finally:
-                await site.close()
-                await runtime.stop()
-                log.info("stopped")
+        options = _options(settings, presence.token_sha256, loopback=loopback)
+        site = Site(make_app(runtime, options), _host_to_bind(settings.server.host), settings.server.port)
+        await site.start()
+        try:
+            presence.publish(site.address)
+            announcement = _announcement(settings, roots, site.address, folders, first_start=first_start)
+            announce(announcement)
+            await _run(runtime, settings, stop.asked, lambda: announce_ready(announcement))
+            await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
+        finally:
+            await site.close()
+            await runtime.stop()
+            log.info("stopped")
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -130,8 +133,8 @@ def _settings(request: ServeRequest, folders: Folders) -> tuple[Settings, bool]:
 def _write_first_configuration(request: ServeRequest, folders: Folders) -> bool:
     if request.config is not None or os.environ.get("HYPNOS_CONFIG", "").strip():
         return False
-    if folders.config_file.exists():
-        return False
+    if not is_absent(folders.config_file):
+        return False  # what is wrong with it is said when it is read
     private_folder(folders.config)
     private_folder(folders.models)
     return write_new(folders.config_file, starter_text(folders.models, starter_folder()))
@@ -150,7 +153,7 @@ def _with_models(settings: Settings, models: tuple[ModelSpec, ...]) -> Settings:
     return replace(settings, models=models)
 
 
-def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest) -> None:
+def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest, *, loopback: bool) -> None:
     if settings.server.tls is not None:
         raise StartRefused(
             "server.tls is configured, but this version cannot serve https yet. Remove the section to serve http, "
@@ -162,7 +165,7 @@ def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest) -> None:
                 f"The API key '{key.label}' is restricted by `models` or `expires`, and this version cannot hold a key "
                 "to either yet. Remove the restriction, or the key."
             )
-    if _is_loopback(settings.server.host) or settings.server.keys or request.insecure_no_auth:
+    if loopback or settings.server.keys or request.insecure_no_auth:
         return
     raise BindRefused(
         f"The address {settings.server.host} is open to other computers and no API key is configured. Set "
@@ -170,11 +173,40 @@ def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
-    return host in LOOPBACK_NAMES or host in LOOPBACK or host.startswith("127.")
+async def is_loopback(host: str) -> bool:
+    """Whether only this computer can reach a host: decided by addresses, not by how its name is spelled.
+
+    A name is loopback when every address it stands for is. Raises StartRefused when it stands for none.
+    """
+    if _is_localhost(host):
+        return True
+    if not host:
+        return False  # every address of this computer
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartRefused(f"The host '{host}' (server.host) is not known: {error.strerror}.") from error
+    except UnicodeError as error:  # a part of the name is empty or longer than names can be
+        raise StartRefused(f"The host '{host}' (server.host) is no host name.") from error
+    return bool(found) and all(_is_loopback_address(str(address[0])) for *_, address in found)
 
 
-def _options(settings: Settings, local_token_sha256: str) -> ServerOptions:
+def _is_localhost(host: str) -> bool:
+    return host.lower().removesuffix(".") == "localhost"
+
+
+def _host_to_bind(host: str) -> str:
+    """However it is spelled, localhost means this computer's own addresses, not what a name server makes of it."""
+    return "localhost" if _is_localhost(host) else host
+
+
+def _is_loopback_address(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _options(settings: Settings, local_token_sha256: str, *, loopback: bool) -> ServerOptions:
     server, limits = settings.server, settings.limits
     keys = tuple(AccessKey(key.label, key.sha256, admin=key.admin) for key in server.keys)
     if keys:
@@ -183,7 +215,7 @@ def _options(settings: Settings, local_token_sha256: str) -> ServerOptions:
     return ServerOptions(
         version=__version__,
         keys=keys,
-        loopback=_is_loopback(server.host),
+        loopback=loopback,
         allowed_hosts=server.allowed_hosts,
         allowed_origins=server.allowed_origins,
         max_body_bytes=limits.max_body_bytes,
@@ -269,19 +301,28 @@ async def _start(runtime: LocalRuntime, settings: Settings) -> None:
     log.info("ready")
 
 
+@dataclass(slots=True)
+class _Stop:
+    """The wish to end: the first signal asks for a drain, a second one ends the program at once."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    presence: Presence | None = None
+
+    def ask(self, number: int) -> None:
+        if self.asked.is_set():
+            if self.presence is not None:
+                self.presence.withdraw()
+            os._exit(128 + number)
+        log.info("stopping")
+        self.asked.set()
+
+
 @contextmanager
-def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask for a drain; a second one ends the program at once."""
+def _stop_signals(stop: _Stop) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
-        if stop.is_set():
-            os._exit(128 + signal.SIGINT)
-        log.info("stopping")
-        stop.set()
-
-    def asked_from_outside(_signal: int, _frame: object) -> None:
-        loop.call_soon_threadsafe(asked)
+    def asked_from_outside(number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(stop.ask, number)
 
     names = (signal.SIGINT, signal.SIGTERM)
     if sys.platform == "win32":
@@ -293,7 +334,7 @@ def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
                 signal.signal(name, previous)
         return
     for name in names:
-        loop.add_signal_handler(name, asked)
+        loop.add_signal_handler(name, stop.ask, name)
     try:
         yield
     finally:

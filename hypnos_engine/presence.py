@@ -16,7 +16,7 @@ from pathlib import Path
 
 import filelock
 
-from hypnos_engine.domain.errors import AlreadyRunning
+from hypnos_engine.domain.errors import AlreadyRunning, FolderUnusable
 
 PROTOCOL_VERSION = 1
 LOCK_NAME = "engine.lock"
@@ -43,7 +43,10 @@ class Presence:
     @classmethod
     @contextmanager
     def claimed(cls, folder: Path) -> Iterator["Presence"]:
-        """Hold the lock for the length of the block. Raises AlreadyRunning with the address that serves."""
+        """Hold the lock for the length of the block.
+
+        Raises AlreadyRunning with the address that serves, and FolderUnusable when there can be no lock.
+        """
         lock = filelock.FileLock(folder / LOCK_NAME, mode=0o600, blocking=False)
         try:
             lock.acquire()
@@ -53,12 +56,13 @@ class Presence:
             raise AlreadyRunning(
                 f"Hypnos already serves{where}. Use that one, or stop it before starting another."
             ) from None
+        except (OSError, NotImplementedError) as error:
+            raise _unusable(folder / LOCK_NAME, error) from error
         presence = cls(folder)
         try:
             yield presence
         finally:
-            with contextlib.suppress(OSError):
-                presence._file.unlink(missing_ok=True)
+            presence.withdraw()
             lock.release()
 
     @property
@@ -67,13 +71,29 @@ class Presence:
         return hashlib.sha256(self._token.encode()).hexdigest()
 
     def publish(self, address: str) -> None:
-        """Write the file, whole or not at all, readable by this user only."""
+        """Write the file, whole or not at all, readable by this user only. Raises FolderUnusable."""
         content = {"address": address, "pid": os.getpid(), "protocol": PROTOCOL_VERSION, "token": self._token}
         draft = self._file.with_name(f".{FILE_NAME}.{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        draft.replace(self._file)
+        try:
+            draft.unlink(missing_ok=True)  # of an engine with the same process id that was killed
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            draft.replace(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise _unusable(self._file, error) from error
+
+    def withdraw(self) -> None:
+        """Take the file away; what cannot be taken away stays."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+
+def _unusable(file: Path, error: OSError | NotImplementedError) -> FolderUnusable:
+    reason = getattr(error, "strerror", None) or "the disk knows no locks"
+    return FolderUnusable(f"The file {file} cannot be used ({reason}). Remove it, or change its owner or mode.")
 
 
 def read(folder: Path) -> RunningEngine | None:
@@ -83,7 +103,7 @@ def read(folder: Path) -> RunningEngine | None:
         return RunningEngine(
             str(content["address"]), int(content["pid"]), int(content["protocol"]), str(content["token"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -1,10 +1,15 @@
 """The log: private files, bounded, never written by the thread that logs."""
 
 import logging
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from hypnos_engine.journal import FILES_KEPT, PrivateFile, writing_log
+import pytest
+
+from hypnos_engine.domain.errors import FolderUnusable
+from hypnos_engine.journal import FILE_NAME, FILES_KEPT, PrivateFile, writing_log
 
 
 def test_records_reach_a_private_file(tmp_path: Path) -> None:
@@ -47,3 +52,10 @@ def test_nothing_is_left_installed(tmp_path: Path) -> None:
     with writing_log(tmp_path):
         pass
     assert (list(logger.handlers), logger.level, threading.active_count()) == before
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_in_its_place_is_told_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / FILE_NAME)
+    with pytest.raises(FolderUnusable, match=r"hypnos\.log cannot be written to .*Remove it"):
+        writing_log(tmp_path).__enter__()

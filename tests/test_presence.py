@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypnos_engine import presence
-from hypnos_engine.domain.errors import AlreadyRunning
+from hypnos_engine.domain.errors import AlreadyRunning, FolderUnusable
 from hypnos_engine.presence import Presence
 
 
@@ -50,7 +50,20 @@ def test_an_engine_that_was_killed_does_not_block_the_next(tmp_path: Path) -> No
         assert presence.is_locked(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"address": 1}', '{"address": "x", "pid": "y"}'])
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "[]", '{"address": 1}', '{"address": "x", "pid": "y"}'])
 def test_an_unreadable_file_is_no_engine(tmp_path: Path, content: str) -> None:
     (tmp_path / presence.FILE_NAME).write_text(content, encoding="utf-8")
     assert presence.read(tmp_path) is None
+
+
+def test_a_folder_in_the_place_of_the_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / presence.LOCK_NAME).mkdir()
+    with pytest.raises(FolderUnusable, match=rf"{presence.LOCK_NAME} cannot be used .*Remove it"):
+        Presence.claimed(tmp_path).__enter__()
+
+
+def test_a_folder_in_the_place_of_the_file_is_told_and_no_draft_is_left(tmp_path: Path) -> None:
+    (tmp_path / presence.FILE_NAME).mkdir()
+    with Presence.claimed(tmp_path) as claimed, pytest.raises(FolderUnusable, match="Remove it"):
+        claimed.publish("http://127.0.0.1:1234")
+    assert {path.name for path in tmp_path.iterdir()} <= {presence.FILE_NAME, presence.LOCK_NAME}

@@ -76,6 +76,8 @@ def bind_problem(host: str, port: int) -> OSError | None:
             probe.listen(1)
     except OSError as error:
         return error
+    except UnicodeError:
+        return OSError(errno.EINVAL, "it is no host name")
     return None
 
 

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypnos_engine import __version__, presence
+from hypnos_engine import __version__, journal, presence
 from hypnos_engine.cli import addresses
 from hypnos_engine.cli.findings import Check, broken, fine, note
 from hypnos_engine.domain.errors import ConfigurationInvalid, EngineFailed, HypnosError
@@ -140,8 +141,14 @@ def _check_configured(config: Path | None, environment: Mapping[str, str]) -> li
     else:
         checks += _describe_settings(settings, folders.config_file)
         checks += check_models(settings)
-    places = {"configuration": folders.config, "state": folders.state, "run": folders.run, "logs": folders.logs}
-    checks += [check_folder(f"{name} folder", path) for name, path in places.items()]
+    checks.append(check_folder("configuration folder", folders.config))
+    private = {"state": folders.state, "run": folders.run, "logs": folders.logs}
+    checks += [check_folder(f"{name} folder", path, private=True) for name, path in private.items()]
+    checks += [
+        check_file("lock file", folders.run / presence.LOCK_NAME, os.R_OK | os.W_OK),
+        check_file("address file", folders.run / presence.FILE_NAME, os.F_OK),  # is replaced, not written to
+        check_file("log file", folders.logs / journal.FILE_NAME, os.W_OK),
+    ]
     checks += [check_folder("models folder", settings.models_dirs[0]), check_space(settings.models_dirs[0])]
     checks += [check_readable(path) for path in settings.models_dirs[1:]]
     checks += addresses.check_engine(presence.read(folders.run))
@@ -180,30 +187,71 @@ def check_models(settings: "Settings") -> list[Check]:
     return checks
 
 
-def check_folder(name: str, path: Path) -> Check:
-    """Whether a folder can be written to, or made where it is missing."""
-    there = path
-    while not there.exists() and there.parent != there:
-        there = there.parent
-    if not there.is_dir():
+def check_folder(name: str, path: Path, *, private: bool = False) -> Check:
+    """Whether a folder can be written to, or made where it is missing; a private one has to be this user's own."""
+    there, mode = _nearest(path)
+    if mode is None:
+        return _closed(name, path, there)
+    if not stat.S_ISDIR(mode.st_mode):
         return broken(name, f"{there} is a file where a folder is needed", f"move {there} away")
     if not _writable(there):
-        return broken(name, f"{path} cannot be written to", f"sudo chown -R $(id -un) '{there}'")
+        return broken(name, f"{path} cannot be written to", _CHOWN.format(there))
+    if private and there == path and os.name == "posix" and mode.st_uid != os.geteuid():
+        return broken(name, f"{path} belongs to another user", _CHOWN.format(there))
     return fine(name, str(path) if there == path else f"{path} (will be made)")
+
+
+_CHOWN = "sudo chown -R $(id -un) '{}'"
+
+
+def _nearest(path: Path) -> tuple[Path, os.stat_result | None]:
+    """The path, or the folder nearest to it that is there, and what it is; None when this user may not look into it."""
+    refused = False
+    for there in (path, *path.parents):
+        try:
+            found = there.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if os.path.islink(there):  # noqa: PTH114 - the method of a path raises where this answers
+                return there, there.lstat()
+        except OSError:
+            refused = True
+        else:
+            return there, None if refused else found
+    return path, None
+
+
+def _closed(name: str, path: Path, folder: Path) -> Check:
+    says = f"{path} cannot be reached: this user may not look into {folder}"
+    return broken(name, says, "change its mode, or choose another place with HOME or the XDG variables")
+
+
+def check_file(name: str, path: Path, access: int) -> Check:
+    """Whether a file that the engine writes can be written to, or is not there yet."""
+    there, mode = _nearest(path)
+    if mode is None:
+        return _closed(name, path, there)
+    if there != path:
+        return fine(name, f"{path} (will be made)")
+    if not stat.S_ISREG(mode.st_mode):
+        return broken(name, f"{path} is no regular file", f"move {path} away")
+    if not os.access(path, access):
+        return broken(name, f"{path} cannot be written to", f"remove {path}, or {_CHOWN.format(path)}")
+    return fine(name, str(path))
 
 
 def check_readable(path: Path) -> Check:
     """Whether a models folder beyond the first, which may be read-only, is there."""
-    if path.is_dir():
+    there, mode = _nearest(path)
+    if mode is None:
+        return _closed("models folder", path, there)
+    if there == path and stat.S_ISDIR(mode.st_mode):
         return fine("models folder", f"{path} (read)")
     return broken("models folder", f"{path} is not there", "connect its disk, or take it out of models_dirs")
 
 
 def check_space(path: Path) -> Check:
     """How much room the disk of the models folder has."""
-    there = path
-    while not there.exists() and there.parent != there:
-        there = there.parent
+    there, _ = _nearest(path)
     try:
         free_bytes = shutil.disk_usage(there).free
     except OSError as error:

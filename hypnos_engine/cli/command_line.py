@@ -5,7 +5,6 @@ Commands import what they need when they run, so that `hypnos --version` starts 
 
 import argparse
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,11 +13,11 @@ from typing import NoReturn
 from hypnos_engine import __version__
 from hypnos_engine.cli import doctor, serve
 from hypnos_engine.cli.layout import HelpLayout
+from hypnos_engine.cli.streams import EXIT_INTERRUPTED, let_go
 from hypnos_engine.domain.errors import HypnosError
 
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _TOP_LEVEL_OPTIONS = frozenset({"-h", "--help", "--version"})
 
@@ -84,9 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left. Keep Python from failing again when it flushes at the end.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go(sys.stdout)  # whoever read the output has left
         return EXIT_UNEXPECTED
     except Exception as error:  # the last stop: a person gets a sentence, -v the place
         _show_where(options)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hypnos_engine.cli.layout import HelpLayout
+from hypnos_engine.cli.streams import raise_when_interrupted
 
 if TYPE_CHECKING:
     from hypnos_engine.cli.findings import Check
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from hypnos_engine.cli.checks import examine
     from hypnos_engine.cli.findings import Verdict
 
+    raise_when_interrupted()  # the child that is asked about llama.cpp has to be ended
     findings = examine(options.config, os.environ)
     sys.stdout.write(as_json(findings) if options.json else as_text(findings, marks_for(sys.stdout, os.environ)))
     sys.stdout.flush()

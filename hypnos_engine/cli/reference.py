@@ -2,11 +2,13 @@
 
 import argparse
 import inspect
+import signal
 import sys
 from collections.abc import Iterator
 
 from hypnos_engine.api.error_table import row_of
 from hypnos_engine.cli import command_line
+from hypnos_engine.cli.streams import EXIT_INTERRUPTED
 from hypnos_engine.domain import errors
 
 _HEAD = """\
@@ -21,7 +23,7 @@ _STARTS = (
     (errors.PortInUse, "another program has the port"),
     (errors.AlreadyRunning, "this user's Hypnos already serves; the message says where"),
     (errors.BindRefused, "an address that others can reach, and no API key"),
-    (errors.FolderUnusable, "a folder cannot be made or written to"),
+    (errors.FolderUnusable, "a folder or a file of the engine cannot be made or written to"),
 )
 
 
@@ -47,7 +49,8 @@ def _exit_codes() -> str:
         (str(command_line.EXIT_UNEXPECTED), "something unexpected; for `doctor`: something has to be mended"),
         (str(command_line.EXIT_USAGE), "the command line is wrong"),
         *((str(row_of(error("")).exit_code), meaning) for error, meaning in _STARTS),
-        (str(command_line.EXIT_INTERRUPTED), "ended at once by a second Ctrl-C"),
+        (str(EXIT_INTERRUPTED), "ended at once: a second Ctrl-C (SIGINT), or one while the program was being loaded"),
+        (str(128 + signal.SIGTERM), "ended at once: a second SIGTERM, or one while the program was being loaded"),
     ]
     table = "\n".join(f"| {code} | {meaning} |" for code, meaning in rows)
     return (

@@ -1,7 +1,6 @@
 """`hypnos serve`: starts the engine in this terminal and says where it is; decides nothing about how it runs."""
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypnos_engine.cli.layout import HelpLayout
+from hypnos_engine.cli.streams import let_go
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hypnos_engine.daemon import Announcement
 
 _DESCRIPTION = """\
-Serve the configured models until Ctrl-C or SIGTERM, which lets running answers end first; a second Ctrl-C
+Serve the configured models until Ctrl-C or SIGTERM, which lets running answers end first; a second one
 ends at once. Without a configuration a starter one is written.
 """
 QUESTION = "What is gravity? Answer in one sentence."
@@ -27,6 +27,9 @@ QUESTION = "What is gravity? Answer in one sentence."
 _EPILOG = """\
 environment: HYPNOS_CONFIG, HYPNOS_HOST, HYPNOS_PORT, HYPNOS_API_KEYS (comma separated), HYPNOS_MODELS_DIR.
 A flag wins over the environment, the environment over the file.
+
+exit code: 0 after Ctrl-C or SIGTERM; 130 after a second Ctrl-C, 143 after a second SIGTERM, and also after the first
+while the program is still being loaded. Others are refused starts, each with its reason.
 """
 
 
@@ -103,9 +106,11 @@ def announce_ready(announcement: "Announcement") -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    except OSError:
+        let_go(sys.stdout)
 
 
 def announcement_text(announcement: "Announcement") -> str:

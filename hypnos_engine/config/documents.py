@@ -64,6 +64,8 @@ def read_document(path: Path, problems: Problems) -> Document | None:
     try:
         content = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):  # noqa: PTH114 - the method of a path raises where this answers
+            problems.add(Origin(source), "", "this is a link to a file that is not there", "correct it, or remove it")
         return None
     except _Unreadable as unreadable:
         problems.add(Origin(source), "", str(unreadable), unreadable.suggestion)

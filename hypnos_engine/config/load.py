@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hypnos_engine.config import contradictions
@@ -161,7 +161,8 @@ def _single_settings(root: Reading) -> list[tuple[Reading, Setting]]:
 def _put(reading: Reading, setting: Setting, value: object, origin: Origin, problems: Problems) -> None:
     """Set a value from outside the files; keys are added to those of the file, anything else replaces."""
     try:
-        typed = setting.kind.read_text(value) if isinstance(value, str) else setting.kind.read(value)
+        text = str(value) if isinstance(value, PurePath) else value
+        typed = setting.kind.read_text(text) if isinstance(text, str) else setting.kind.read(text)
     except Refused as refused:
         reading.refused.add(setting.name)
         problems.add(origin, reading.table.dotted(setting.name), refused.message, refused.suggestion)

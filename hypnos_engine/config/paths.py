@@ -4,9 +4,6 @@ import contextlib
 import errno
 import os
 import secrets
-import stat
-import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +28,10 @@ class Folders:
     state: Path
     """What must survive a restart and is no setting."""
     run: Path
-    """What holds only while an engine runs: its address and its lock."""
+    """What holds only while an engine runs: its address and its lock.
+
+    Inside `state`, which all engines of a user share: the runtime folder of a login differs from one to the next.
+    """
     logs: Path
     cache: Path
     """What may be thrown away."""
@@ -54,7 +54,7 @@ def standard_folders() -> Folders:
         folders = Folders(
             config=dirs.user_config_path,
             state=dirs.user_state_path,
-            run=_run_folder(dirs, dirs.user_state_path),
+            run=dirs.user_state_path / "run",
             logs=dirs.user_log_path,
             cache=dirs.user_cache_path,
             models=dirs.user_data_path / "models",
@@ -67,21 +67,6 @@ def standard_folders() -> Folders:
 
 
 _NO_HOME = "No home folder is known for this user. Set the variable HOME to an absolute path."
-
-
-def _run_folder(dirs: platformdirs.PlatformDirs, state: Path) -> Path:
-    """Return the session's runtime folder where the system made a private one, else a folder in the state."""
-    if sys.platform in ("win32", "darwin"):
-        return state / "run"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # platformdirs warns when it falls back, which is not done here
-        try:
-            folder = dirs.user_runtime_path
-            parent = folder.parent.lstat()
-        except (OSError, ValueError):
-            return state / "run"
-    private = stat.S_ISDIR(parent.st_mode) and parent.st_uid == os.geteuid() and not parent.st_mode & 0o077
-    return folder if private and os.access(folder.parent, os.W_OK | os.X_OK) else state / "run"
 
 
 def overlay_path(config: Path) -> Path:
@@ -131,6 +116,17 @@ def private_folder(folder: Path) -> None:
         ) from error
 
 
+def is_absent(path: Path) -> bool:
+    """Whether nothing is there, not even a broken link; False when this user may not look."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def readable_by_others(file: Path) -> bool:
     """Whether users beside the owner may read a file; False where modes mean nothing."""
     try:
@@ -143,6 +139,8 @@ _REMEDY = "Change its owner or mode, or choose another place with HOME or the XD
 
 
 def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "the name of a folder that it has to hold is not UTF-8"
     strerror = getattr(error, "strerror", None)
     return strerror or "its name is no folder name"
 
@@ -152,11 +150,11 @@ def write_new(path: Path, text: str) -> bool:
 
     Never changes an existing file, also when two programs try at once. Raises FolderUnusable.
     """
-    content = text.encode("utf-8")
     draft = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")
     try:
         if path.is_symlink() or path.exists():
             return False
+        content = text.encode("utf-8")
         try:
             _write_exclusively(draft, content)
             return _publish(draft, path, content)

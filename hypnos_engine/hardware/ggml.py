@@ -4,8 +4,12 @@ The supervisor must never open a compute context of its own (each costs hundreds
 """
 
 import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 from hypnos_engine.domain.errors import EngineFailed
@@ -13,31 +17,74 @@ from hypnos_engine.ipc.framing import FrameError, from_worker_decoder
 from hypnos_engine.ipc.messages import ProbeReport
 
 DEFAULT_ARGV = (sys.executable, "-m", "hypnos_engine.workers", "--probe")
+_CLOSING_S = 1.0
+"""How long a child that was killed may take to close its pipes."""
 
 
 async def probe(
     argv: Sequence[str] | None = None, timeout_s: float = 20.0, *, environment: Mapping[str, str] | None = None
 ) -> ProbeReport:
-    """Start the probe and return its report. Raises EngineFailed with the child's last words, off the loop."""
-    command = tuple(argv or DEFAULT_ARGV)
-    return await asyncio.get_running_loop().run_in_executor(None, _run, command, timeout_s, environment)
+    """Start the probe and return its report. Raises EngineFailed with the child's last words, off the loop.
 
-
-def _run(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None) -> ProbeReport:
+    Whoever cancels it ends the child too; neither the caller nor the end of the loop waits for a child that hangs.
+    """
+    child = _Child(tuple(argv or DEFAULT_ARGV), environment)
     try:
-        done = subprocess.run(  # blocking is the point: this runs in an executor thread
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            env=None if environment is None else dict(environment),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineFailed(f"The inference library did not answer within {timeout_s:.0f} s.") from None
-    except OSError as error:
-        raise EngineFailed(f"The worker program cannot be started: {error}") from error
-    return _report(done.stdout, done.stderr.decode(errors="replace"), done.returncode)
+        return await asyncio.get_running_loop().run_in_executor(None, child.run, timeout_s)
+    finally:
+        child.end()
+
+
+class _Child:
+    """The probe's process, run by one thread and ended by any. Never outlives `end`, whenever that is called."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        self._command = command
+        self._environment = None if environment is None else dict(environment)
+        self._lock = threading.Lock()
+        self._ended = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, timeout_s: float) -> ProbeReport:
+        """Blocks until the child has answered, hangs for too long or is ended."""
+        try:
+            process = self._start()
+        except OSError as error:
+            raise EngineFailed(f"The worker program cannot be started: {error}") from error
+        try:
+            output, complaints = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_CLOSING_S)
+            raise EngineFailed(f"The inference library did not answer within {timeout_s:.0f} s.") from None
+        return _report(output, complaints.decode(errors="replace"), process.returncode)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._ended:
+                raise EngineFailed("The question about the inference library was taken back.")
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                start_new_session=True,  # what it starts, such as a driver's daemon, ends with it
+            )
+            return self._process
+
+    def end(self) -> None:
+        """Kill what still runs; the thread that waits for it wakes up."""
+        with self._lock:
+            self._ended = True
+            if self._process is None or self._process.returncode is not None:
+                return
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _report(output: bytes, complaints: str, status: int) -> ProbeReport:

@@ -37,8 +37,8 @@ class Hypnos:
             timeout=60,
         )
 
-    def start(self, *arguments: str, **variables: str) -> tuple[subprocess.Popen[str], str]:
-        """Start `serve`; returns once it has said where it is, with everything that it said."""
+    def launch(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Start it and return at once."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hypnos_engine", *arguments],
             stdout=subprocess.PIPE,
@@ -48,6 +48,23 @@ class Hypnos:
             cwd=self.home,
         )
         self.started.append(process)
+        return process
+
+    def hanging_library(self) -> tuple[str, Path]:
+        """A PYTHONPATH on which llama.cpp hangs when it is loaded, and the pipe that it opens and holds before that."""
+        stand_in, asked = self.home / "lib" / "llama_cpp", self.home / "asked"
+        stand_in.mkdir(parents=True)
+        os.mkfifo(asked)
+        stand_in.joinpath("__init__.py").write_text(
+            f"import threading\npipe = open({str(asked)!r}, 'w')\npipe.write('x')\npipe.flush()\n"
+            "threading.Event().wait()\n",
+            encoding="utf-8",
+        )
+        return str(stand_in.parent), asked
+
+    def start(self, *arguments: str, **variables: str) -> tuple[subprocess.Popen[str], str]:
+        """Start `serve`; returns once it has said where it is, with everything that it said."""
+        process = self.launch(*arguments, **variables)
         assert process.stdout is not None
         said = ""
         for line in process.stdout:

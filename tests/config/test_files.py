@@ -127,9 +127,15 @@ def test_a_path_through_a_file_and_a_ring_of_links_are_told(tmp_path: Path, file
     assert problem_of(file).startswith(": the file cannot be read (ELOOP")
 
 
-def test_a_broken_link_that_was_named_is_a_missing_file(file: Path) -> None:
+def test_a_broken_link_is_told_whether_it_was_named_or_not(file: Path) -> None:
     file.symlink_to("nowhere")
-    assert problem_of(file).startswith(": there is no such file")
+    assert problem_of(file) == ": this is a link to a file that is not there; correct it, or remove it"
+    standard = file.parent / "config" / "hypnos.toml"
+    standard.parent.mkdir()
+    standard.symlink_to("nowhere")
+    folders = Folders(**{name: file.parent / name for name in ("config", "state", "run", "logs", "cache", "models")})
+    with pytest.raises(ConfigurationInvalid, match="a link to a file that is not there"):
+        load(None, {}, {}, folders=folders)
 
 
 @pytest.fixture

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hypnos_engine.config.paths import Folders, overlay_path, prepare, private_folder, standard_folders, usable_folder
+from hypnos_engine.config.paths import (
+    Folders,
+    is_absent,
+    overlay_path,
+    prepare,
+    private_folder,
+    standard_folders,
+    usable_folder,
+    write_new,
+)
 from hypnos_engine.domain.errors import FolderUnusable
 
 XDG = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
@@ -32,28 +41,39 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @linux
 def test_the_xdg_variables_are_respected(home: Path) -> None:
-    (home / "xdg_runtime_dir").mkdir(mode=0o700)
     folders = standard_folders()
     assert folders.config_file == home / "xdg_config_home" / "hypnos" / "hypnos.toml"
     assert folders.state == home / "xdg_state_home" / "hypnos"
-    assert folders.run == home / "xdg_runtime_dir" / "hypnos"
+    assert folders.run == folders.state / "run"
     assert folders.models == home / "xdg_data_home" / "hypnos" / "models"
     assert folders.cache == home / "xdg_cache_home" / "hypnos"
     assert folders.logs.is_relative_to(folders.state)
 
 
 @linux
-@pytest.mark.parametrize("runtime", ["absent", "open to others", "a file"])
-def test_without_a_private_runtime_folder_the_state_holds_it(home: Path, runtime: str) -> None:
-    place = home / "xdg_runtime_dir"
-    if runtime == "a file":
-        place.write_text("")
-    elif runtime == "open to others":
-        place.mkdir()
-        place.chmod(0o777)
-    folder = standard_folders().run
-    assert not folder.is_relative_to(place)
-    assert not folder.is_relative_to(tempfile.gettempdir()) or folder.is_relative_to(home)
+def test_engines_of_one_user_share_their_run_folder_whatever_the_login(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "xdg_runtime_dir").mkdir(mode=0o700)
+    first = standard_folders().run
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert standard_folders().run == first
+
+
+def test_what_is_absent_is_told_from_what_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    assert is_absent(tmp_path / "nothing")
+    assert is_absent(tmp_path / "file" / "below")
+    assert not is_absent(tmp_path / "file")
+    assert not is_absent(tmp_path / "link")
+    assert not is_absent(tmp_path / "null\0character")
+
+
+def test_a_text_that_is_not_utf_8_is_told_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FolderUnusable, match="not UTF-8"):
+        write_new(tmp_path / "hypnos.toml", "models_dir = '/caf\udce9'")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_are_made_private_with_their_parents(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The probe's child process: a report, or a typed error with the child's last words."""
 
+import asyncio
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +40,18 @@ async def test_a_hanging_probe_is_ended() -> None:
 async def test_a_program_that_cannot_start_is_an_error() -> None:
     with pytest.raises(EngineFailed, match="cannot be started"):
         await probe(("/nowhere/hypnos-worker",))
+
+
+async def test_whoever_cancels_the_probe_ends_its_child_and_what_that_started(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    forks = "import os, sys, threading; os.fork(); sys.stdout.flush(); f = open(sys.argv[1], 'w'); f.write('x'); "
+    hangs = "f.flush(); threading.Event().wait()"
+    asked = asyncio.create_task(probe((*child(forks + hangs), str(tmp_path / "alive")), timeout_s=600.0))
+    with await asyncio.to_thread(open, tmp_path / "alive") as alive:
+        assert await asyncio.to_thread(alive.read, 2) == "xx", "both processes run"
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await asyncio.to_thread(alive.read) == "", "nobody holds the pipe any more"
+    async with asyncio.timeout(10):
+        await asyncio.get_running_loop().shutdown_default_executor()
