@@ -28,7 +28,7 @@ class LimitSettings:
     max_prompt_chars: int = setting(
         Whole(1, 10**9),
         1_000_000,
-        "Longest text of a request: chat messages, embedding inputs together, speech input.",
+        "Longest text of a request: chat messages (each message and part counts one more), embedding inputs, speech.",
         unit="characters",
         effective=True,
     )

@@ -27,6 +27,16 @@ JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 
 
+def stamp(response: web.StreamResponse, request_id: str, version: str) -> None:
+    """Set what every response carries, those to bytes that are no HTTP included."""
+    headers = response.headers
+    headers["x-request-id"] = request_id
+    headers[hdrs.SERVER] = f"hypnos/{version}"
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+    headers[hdrs.VARY] = hdrs.ORIGIN
+
+
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """Answer with a schema's JSON."""
     return web.Response(body=_encode(value), status=status, headers=headers, content_type=JSON)

@@ -14,6 +14,9 @@ from hypnos_engine.ipc import messages as m
 from hypnos_engine.server.options import ServerOptions
 
 DEFAULT_MAX_TOKENS = 512
+ENTRIES_MAX = 10_000
+"""Most messages of a request, most parts and earlier calls in all of them, and most tools. Each costs the model's
+process far more than the bytes that ask for it."""
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 _CHOICES = ", ".join(wire.TOOL_CHOICES)
 
@@ -45,12 +48,13 @@ class ChatCall:
 
 def read_chat(body: wire.ChatRequest, options: ServerOptions) -> ChatCall:
     """Check what the schema cannot (contract §7.1). Raises InvalidRequest naming the field."""
+    _check_entries(body)
     messages: list[m.ChatMessage] = []
     media: list[MediaPart] = []
     for index, message in enumerate(body.messages):
         messages.append(_read_message(message, f"messages[{index}]", media))
     stop = _read_stop(body.stop)
-    _check_length(messages, stop, options.max_prompt_chars)
+    _check_length(body.messages, messages, stop, options.max_prompt_chars)
     return ChatCall(
         model=body.model,
         messages=tuple(messages),
@@ -113,12 +117,37 @@ def _read_content(message: wire.Message, path: str, media: list[MediaPart]) -> t
     return tuple(parts)
 
 
-def _check_length(messages: list[m.ChatMessage], stop: tuple[str, ...], limit: int) -> None:
-    total = sum(len(part.text) for message in messages for part in message.content)
+def _check_entries(body: wire.ChatRequest) -> None:
+    parts = sum(len(message.content) for message in body.messages if isinstance(message.content, list))
+    calls = sum(len(message.tool_calls or ()) for message in body.messages)
+    counts = {
+        ("messages", "messages"): len(body.messages),
+        ("messages", "parts in all"): parts,
+        ("messages", "tool_calls in all"): calls,
+        ("tools", "tools"): len(body.tools or ()),
+    }
+    for (field, what), count in counts.items():
+        if count > ENTRIES_MAX:
+            raise InvalidRequest(f"{field}: {count} {what}; a request may have {ENTRIES_MAX}.")
+
+
+def _check_length(asked: list[wire.Message], messages: list[m.ChatMessage], stop: tuple[str, ...], limit: int) -> None:
+    total = sum(map(_length_of, asked, messages))
     if total > limit:
-        raise InvalidRequest(f"messages: {total} characters of text; the limit is {limit} (limits.max_prompt_chars).")
+        raise InvalidRequest(
+            f"messages: {total} characters, one for each message and part included; the limit is {limit} "
+            "(limits.max_prompt_chars)."
+        )
     if (longest := max(map(len, stop), default=0)) > limit:
         raise InvalidRequest(f"stop: {longest} characters; the limit is {limit} (limits.max_prompt_chars).")
+
+
+def _length_of(asked: wire.Message, message: m.ChatMessage) -> int:
+    """Characters that the model's process is sent for a message; without text it still costs work, so it counts one."""
+    parts = len(asked.content) if isinstance(asked.content, list) else 0
+    calls = len(asked.tool_calls or ())
+    names = len(message.name or "") + len(message.tool_call_id or "")
+    return 1 + parts + calls + names + sum(len(part.text) for part in message.content)
 
 
 def _read_max_tokens(body: wire.ChatRequest, cap: int) -> int:

@@ -7,14 +7,14 @@ import asyncio
 import logging
 from typing import Any, Final, cast
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from hypnos_engine.api.error_table import INVALID, SERVER_ERROR
 from hypnos_engine.api.schemas.errors import ErrorBody, ErrorDetail
-from hypnos_engine.server.answers import json_response
+from hypnos_engine.server.answers import json_response, stamp
 from hypnos_engine.server.exchange import Exchange
 
 log: Final = logging.getLogger("hypnos.http")
@@ -71,8 +71,18 @@ class Connections:
 class Connection(RequestHandler):
     """aiohttp's connection, with an end for clients that stop reading."""
 
-    def __init__(self, server: web.Server, connections: Connections, *, stall_s: float, **kwargs: Any) -> None:
-        super().__init__(server, logger=log, access_log=log, access_log_class=AccessLog, **kwargs)
+    def __init__(
+        self, server: web.Server, connections: Connections, *, stall_s: float, version: str, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            server,
+            logger=log,
+            access_log=log,
+            access_log_class=AccessLog,
+            auto_decompress=False,  # bodies are unpacked where they are read, after the checks of who sends them
+            **kwargs,
+        )
+        self._version = version
         self._all = connections
         self._stall_s = stall_s
         self._socket: asyncio.Transport | None = None
@@ -131,8 +141,8 @@ class Connection(RequestHandler):
             detail = ErrorDetail(f"Internal error. The server's log has the details under {exchange.id}.", SERVER_ERROR)
         else:
             detail = ErrorDetail("The bytes received are not a valid HTTP request.", INVALID)
-        response = json_response(ErrorBody(detail), status=status, headers={"x-request-id": exchange.id})
-        response.headers[hdrs.CACHE_CONTROL] = "no-store"
+        response = json_response(ErrorBody(detail), status=status)
+        stamp(response, exchange.id, self._version)
         response.force_close()
         return response
 

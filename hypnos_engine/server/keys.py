@@ -6,7 +6,10 @@ Never logs or returns a key; every comparison of a key takes the same time which
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from hypnos_engine.domain.errors import InvalidApiKey, PermissionDenied
@@ -15,6 +18,10 @@ from hypnos_engine.server.options import AccessKey
 LOCAL = AccessKey(label="local", sha256="", admin=True)
 """Whose request it is when no key is configured."""
 
+PORT_MAX: Final = 65535
+_IMPLIED_PORTS: Final = {80, 443}
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(:(?P<port>[0-9]{0,5}))?", re.ASCII)
+
 
 def find_key(authorization: str | None, keys: Sequence[AccessKey]) -> AccessKey:
     """Return the caller's key (contract §2). Raises InvalidApiKey, which says what is wrong but not what was sent."""
@@ -22,10 +29,10 @@ def find_key(authorization: str | None, keys: Sequence[AccessKey]) -> AccessKey:
         return LOCAL
     if authorization is None or not authorization.strip():
         raise InvalidApiKey("Missing API key. Send it as `Authorization: Bearer <key>` (server.api_keys).")
-    scheme, _, secret = authorization.strip().partition(" ")
-    secret = secret.strip()
-    if scheme.lower() != "bearer" or not secret:
+    scheme, *rest = authorization.split(maxsplit=1)
+    if scheme.lower() != "bearer" or not rest:
         raise InvalidApiKey("Malformed Authorization header. Send the API key as `Authorization: Bearer <key>`.")
+    secret = rest[0].strip()
     digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
     found = None
     for key in keys:  # no early end: the time must not tell which key matched
@@ -47,12 +54,15 @@ def check_admin(key: AccessKey) -> None:
 def host_is_allowed(host: str | None, allowed_hosts: Sequence[str]) -> bool:
     """True when the Host header names this computer; a browser tricked by a DNS answer sends another name.
 
+    An entry of `allowed_hosts` with a port allows the name on that port only, one without allows it on every port.
     Programs that send no Host header are no browsers and pass.
     """
     if not host:
         return True
-    name = _host_name(host)
-    return name is not None and (_is_loopback_name(name) or name in {entry.lower() for entry in allowed_hosts})
+    called = _parse_host(host)
+    if called is None:
+        return False
+    return _is_loopback_name(called.name) or any(_names(entry, called) for entry in allowed_hosts)
 
 
 def origin_is_allowed(origin: str, host: str | None, allowed_origins: Sequence[str]) -> bool:
@@ -87,9 +97,33 @@ def _is_loopback_name(name: str) -> bool:
         return False
 
 
-def _host_name(host: str) -> str | None:
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
+@dataclass(frozen=True, slots=True)
+class _Host:
+    name: str
+    """Lower case, without a trailing dot; an address in its shortest spelling, without brackets."""
+    port: int | None
+
+
+def _names(entry: str, called: _Host) -> bool:
+    allowed = _parse_host(entry)
+    if allowed is None or allowed.name != called.name:
+        return False
+    # A client leaves out the port that its scheme implies; a proxy in front of the server may speak https.
+    ports = _IMPLIED_PORTS if called.port is None else {called.port}
+    return allowed.port is None or allowed.port in ports
+
+
+def _parse_host(text: str) -> _Host | None:
+    """Read `name`, `name:port`, an IPv4 address, or an IPv6 address in brackets; None for anything else."""
+    match = _HOST.fullmatch(text.strip())
+    if match is None:
         return None
-    return name.rstrip(".").lower() if name else None
+    name, port = match["name"].lower().removesuffix("."), match["port"]
+    if name.startswith("["):
+        try:
+            name = ipaddress.IPv6Address(name[1:-1]).compressed
+        except ValueError:
+            return None
+    if port and int(port) > PORT_MAX:
+        return None
+    return _Host(name, int(port) if port else None) if name else None

@@ -18,7 +18,7 @@ from hypnos_engine.domain.errors import (
     PermissionDenied,
     RequestTimedOut,
 )
-from hypnos_engine.server.answers import error_response, http_error_response
+from hypnos_engine.server.answers import error_response, http_error_response, stamp
 from hypnos_engine.server.exchange import LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Route, client_left, exchange_of
 from hypnos_engine.server.keys import check_admin, find_key, host_is_allowed, origin_is_allowed
 
@@ -144,19 +144,14 @@ async def meet_expectation(request: web.Request) -> web.StreamResponse | None:
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal before any response's headers go out, those of refusals included."""
     exchange = exchange_of(request)
-    headers = response.headers
-    headers["x-request-id"] = exchange.id
-    headers[hdrs.SERVER] = f"hypnos/{request.app[OPTIONS].version}"
-    headers["X-Content-Type-Options"] = "nosniff"
-    headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+    stamp(response, exchange.id, request.app[OPTIONS].version)
     if exchange.estimated_wait_ms is not None:
-        headers["x-hypnos-estimated-wait-ms"] = f"{exchange.estimated_wait_ms:.0f}"
+        response.headers["x-hypnos-estimated-wait-ms"] = f"{exchange.estimated_wait_ms:.0f}"
     _set_cors(request, response)
 
 
 def _set_cors(request: web.Request, response: web.StreamResponse) -> None:
     headers = response.headers
-    headers[hdrs.VARY] = hdrs.ORIGIN
     origin = request.headers.get(hdrs.ORIGIN)
     options = request.app[OPTIONS]
     if origin is None or not origin_is_allowed(origin, request.headers.get(hdrs.HOST), options.allowed_origins):

@@ -35,7 +35,7 @@ class ServerOptions:
     loopback: bool = True
     """True while the server is bound to loopback only: then the Host header has to name it."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further host names, without a port."""
+    """Further host names or addresses; one with a port counts on that port only."""
     allowed_origins: tuple[str, ...] = ()
     """Further browser origins, each exact or with a port of `*`."""
     max_body_bytes: int = 256 * 1024 * 1024

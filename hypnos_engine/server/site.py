@@ -5,10 +5,12 @@ Decides no limit. Never leaves a socket or a request behind once `close` has ret
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -35,13 +37,15 @@ _NO_SUCH_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTO
 class Site:
     """One application on one port. Used once: `start`, then `drain` or `close`, on the loop that started it.
 
-    `127.0.0.1` means both loopback addresses; a machine without IPv6 has only the first. Port 0 picks a free one.
+    `127.0.0.1` means both loopback addresses; a machine without IPv6 has only the first. `::` means every address,
+    those of IPv4 too where the system can listen to both at once. Port 0 picks a free one.
     """
 
     def __init__(self, app: web.Application, host: str = "127.0.0.1", port: int = 9999) -> None:
         self._app = app
         self._host = host
         self._port = port
+        self._name = LOOPBACK[0] if host in LOOPBACK_NAMES | {""} else host
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CUT_S)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
@@ -54,14 +58,14 @@ class Site:
 
     @property
     def address(self) -> str:
-        """What a client on this machine puts in front of the paths."""
-        name = LOOPBACK[0] if self._host in LOOPBACK_NAMES | {"", "0.0.0.0", "::"} else self._host  # noqa: S104
-        return f"http://{f'[{name}]' if ':' in name else name}:{self._port}"
+        """What a client on this machine puts in front of the paths; known to answer once `start` has returned."""
+        return f"http://{f'[{self._name}]' if ':' in self._name else self._name}:{self._port}"
 
     async def start(self) -> None:
         """Listen. Raises PortInUse naming who has the port, or StartRefused; nothing stays open then."""
         self._sockets = self._bind(await self._resolve())
         self._port = self._sockets[0].getsockname()[1]
+        self._name = _reachable_name(self._sockets) or self._name
         try:
             await self._listen()
         except BaseException:
@@ -79,6 +83,7 @@ class Site:
             server,
             self._connections,
             stall_s=options.stall_s,
+            version=options.version,
             loop=loop,
             keepalive_timeout=options.idle_connection_s,
         )
@@ -133,12 +138,14 @@ class Site:
 
     def _bind(self, addresses: list[tuple[socket.AddressFamily, str]]) -> list[socket.socket]:
         """Bind all addresses to one port; a free one that only some of them have is tried anew."""
+        # Beside a socket for IPv4 the one for IPv6 has to leave that family alone.
+        dual_stack = len(addresses) == 1 and _is_wildcard(addresses[0][1])
         for left in reversed(range(_PORT_TRIES if self._port == 0 else 1)):
             bound: list[socket.socket] = []
             port = self._port
             try:
                 for family, address in addresses:
-                    listening = _listening_socket(family, address, port)
+                    listening = _listening_socket(family, address, port, dual_stack=dual_stack)
                     if listening is not None:
                         bound.append(listening)
                         port = listening.getsockname()[1]
@@ -153,7 +160,33 @@ class Site:
         raise StartRefused(f"The address '{self._host}' (server.host) does not belong to this machine.")
 
 
-def _listening_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket | None:
+def _is_wildcard(address: str) -> bool:
+    return ipaddress.ip_address(address).is_unspecified
+
+
+def _reachable_name(sockets: list[socket.socket]) -> str | None:
+    """The loopback address that sockets on every address answer to; None when they are bound to one of their own."""
+    for listening in sockets:
+        if _is_wildcard(listening.getsockname()[0]):
+            ipv6_only = listening.family == socket.AF_INET6 and listening.getsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY
+            )
+            return LOOPBACK[1] if ipv6_only else LOOPBACK[0]
+    return None
+
+
+def _claim_ipv6(listening: socket.socket, *, dual_stack: bool) -> None:
+    """Say whether the socket takes IPv4 too. A system that cannot leaves it with IPv6."""
+    if dual_stack:
+        with suppress(OSError):
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            return
+    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+
+
+def _listening_socket(
+    family: socket.AddressFamily, address: str, port: int, *, dual_stack: bool
+) -> socket.socket | None:
     """A bound socket; None where the machine has no such address."""
     listening = None
     try:
@@ -163,7 +196,7 @@ def _listening_socket(family: socket.AddressFamily, address: str, port: int) -> 
         elif sys.platform == "win32":
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _claim_ipv6(listening, dual_stack=dual_stack)
         listening.bind((address, port))
         listening.listen(BACKLOG)  # binding alone does not show who else listens
         listening.setblocking(False)

@@ -1,41 +1,18 @@
-"""The loops that the program runs on, and worker programs that behave badly on purpose."""
+"""Engine tests run on every loop, with worker programs that behave badly on purpose."""
 
-import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from hypnos_engine.domain.kinds import EngineKind
 from hypnos_engine.engines.runtimes import WorkerRuntime
+from tests.loops import loop_factory
 
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+__all__ = ["bad_runtime", "loop_factory"]
 
 BAD_WORKER = Path(__file__).with_name("bad_worker.py")
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "qasync"])
-def loop_factory(request: pytest.FixtureRequest) -> Iterator[LoopFactory]:
-    """Each kind of loop in turn; a coroutine test that asks for it runs there."""
-    if request.param == "asyncio":
-        yield asyncio.new_event_loop
-    elif request.param == "uvloop":
-        yield uvloop.new_event_loop
-    else:
-        yield from _qt_loop()
-
-
-def _qt_loop() -> Iterator[LoopFactory]:
-    import qasync
-    from PySide6.QtCore import QCoreApplication
-
-    existing = QCoreApplication.instance()
-    application = existing or QCoreApplication([])
-    yield lambda: qasync.QEventLoop(application)
-    if existing is None:
-        application.shutdown()
 
 
 @pytest.fixture

@@ -1,37 +1,5 @@
-"""The loops that the server has to run on: every test that takes `loop_factory` runs once on each."""
+"""Server tests run on every loop."""
 
-import asyncio
-import importlib.util
-import os
-from collections.abc import Callable
+from tests.loops import loop_factory
 
-import pytest
-
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
-
-os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-
-
-def _uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
-def _qasync() -> asyncio.AbstractEventLoop:
-    import qasync
-    from PySide6.QtCore import QCoreApplication
-
-    loop: asyncio.AbstractEventLoop = qasync.QEventLoop(QCoreApplication.instance() or QCoreApplication([]))
-    return loop
-
-
-FACTORIES: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": _uvloop, "qasync": _qasync}
-# A headless installation has no Qt, and Windows has no uvloop: there is nothing to test there.
-INSTALLED = [name for name in FACTORIES if name == "asyncio" or importlib.util.find_spec(name)]
-
-
-@pytest.fixture(params=INSTALLED)
-def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
-    return FACTORIES[request.param]
+__all__ = ["loop_factory"]

@@ -19,9 +19,9 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
 
 
-def read(**fields: Any) -> ChatCall:
+def read(options: ServerOptions = OPTIONS, /, **fields: Any) -> ChatCall:
     body = {"model": "fake", "messages": [USER], **fields}
-    return read_chat(decode_json(json.dumps(body).encode(), ChatRequest), OPTIONS)
+    return read_chat(decode_json(json.dumps(body).encode(), ChatRequest), options)
 
 
 def test_the_defaults() -> None:
@@ -83,13 +83,14 @@ def test_reasoning_effort_wins_over_think(fields: dict[str, Any], thinking: bool
 def test_roles_and_parts_become_messages() -> None:
     """§7.1-08..11, A-03: developer is system, parts keep their order, a tool's answer keeps its call's id."""
     call = read(
+        ServerOptions(version="0"),
         messages=[
             {"role": "developer", "content": "Be terse."},
             {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "call_1", "content": "18 C"},
             {"role": "assistant", "content": "It is 18 C.", "refusal": None, "reasoning_content": "ignored"},
-        ]
+        ],
     )
     assert call.messages == (
         m.ChatMessage("system", (m.TextPart("Be terse."),)),
@@ -154,8 +155,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": 5}]},
         "messages[0].content: expected string or array",
     ),
-    "too much text": ({"messages": [{"role": "user", "content": "é" * 61}]}, "messages: 61 characters of text"),
-    "too much in all": ({"messages": [{"role": "user", "content": "é" * 31}] * 2}, "messages: 62 characters of text"),
+    "too much text": ({"messages": [{"role": "user", "content": "é" * 60}]}, "messages: 61 characters, one for"),
+    "too much in all": ({"messages": [{"role": "user", "content": "é" * 30}] * 2}, "messages: 62 characters, one for"),
+    "empty messages": ({"messages": [{"role": "user", "content": ""}] * 61}, "messages: 61 characters, one for"),
+    "empty parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 60}]},
+        "messages: 61 characters, one for",
+    ),
+    "pictures as parts": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}] * 60}]},
+        "messages: 61 characters, one for",
+    ),
+    "long name": ({"messages": [{**USER, "name": "n" * 58}]}, "messages: 61 characters, one for"),
+    "long call id": ({"messages": [{**USER, "tool_call_id": "n" * 58}]}, "messages: 61 characters, one for"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens: must be at least 1."),
     "max_tokens negative": ({"max_completion_tokens": -1}, "max_completion_tokens: must be at least 1."),
     "max_tokens fraction": ({"max_tokens": 2.5}, "max_tokens: expected an integer, got 2.5."),
@@ -180,6 +192,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tool of another type": ({"tools": [{**TOOL, "type": "web"}]}, "tools[0].type: unknown value 'web'."),
     "tool without a name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name: this field"),
 }
+
+
+MANY = 10_001
+TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
+    "messages": ({"messages": [{"role": "user", "content": ""}] * MANY}, "messages: 10001 messages"),
+    "parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 5001}] * 2},
+        "messages: 10002 parts in all",
+    ),
+    "calls": (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL] * MANY}]},
+        "messages: 10001 tool_calls in all",
+    ),
+    "calls of a user": (
+        {"messages": [{**USER, "tool_calls": [CALL] * MANY}]},
+        "messages: 10001 tool_calls in all",
+    ),
+    "tools": ({"tools": [TOOL] * MANY, "tool_choice": "none"}, "tools: 10001 tools"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+def test_too_many_entries_are_refused_with_their_number(name: str) -> None:
+    """Entries without text cost the model's process time that no other limit bounds."""
+    fields, beginning = TOO_MANY[name]
+    with pytest.raises(InvalidRequest) as refusal:
+        read(ServerOptions(version="0", max_prompt_chars=10**9), **fields)
+    assert refusal.value.message == f"{beginning}; a request may have 10000."
+
+
+def test_the_most_that_is_allowed_passes() -> None:
+    roomy = ServerOptions(version="0", max_prompt_chars=20_000)
+    parts = [{"type": "text", "text": ""}] * 10_000
+    assert len(read(roomy, messages=[{"role": "user", "content": ""}] * 10_000).messages) == 10_000
+    assert len(read(roomy, messages=[{"role": "user", "content": parts}]).messages[0].content) == 10_000
+    assert read(messages=[{"role": "user", "content": "é" * 59}]).messages[0].text() == "é" * 59
 
 
 @pytest.mark.parametrize("name", REFUSED)

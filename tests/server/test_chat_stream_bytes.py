@@ -4,7 +4,7 @@ import json
 import re
 
 from hypnos_engine.domain.errors import EngineFailed
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import FakeRuntime, Script
 from tests.server.raw_http import read_chunked, read_head
 from tests.server.running import chat_bytes, running

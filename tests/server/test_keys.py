@@ -14,8 +14,10 @@ KEYS = tuple(
 )
 
 
-@pytest.mark.parametrize("header", ["Bearer k2", "bearer k2", "BEARER   k2  ", "  Bearer k2"])
-def test_a_key_is_found_whatever_the_case_of_the_scheme(header: str) -> None:
+@pytest.mark.parametrize(
+    "header", ["Bearer k2", "bearer k2", "BEARER   k2  ", "  Bearer k2", "Bearer\tk2", "Bearer \t k2\t"]
+)
+def test_a_key_is_found_whatever_the_case_of_the_scheme_and_the_blanks(header: str) -> None:
     """§2-05, §2-06."""
     assert find_key(header, KEYS).label == "b"
 
@@ -44,10 +46,42 @@ def test_without_keys_any_header_passes(header: str | None) -> None:
      ("127.0.0.2", True), ("192.168.0.7", False), ("0.0.0.0", False),
      ("[::1]:9999", True), ("[::1]", True), ("app.localhost:80", True), ("mybox:9999", True), ("MYBOX", True),
      ("evil.example", False), ("localhost.evil.example", False), ("evillocalhost", False), ("127.0.0.1.evil", False),
-     ("[::1", False), ("@localhost@evil", False), ("[::2]:9999", False), (":9999", False)],
+     ("[::1", False), ("@localhost@evil", False), ("[::2]:9999", False), (":9999", False), ("evil@localhost", False),
+     ("localhost/evil", False), ("localhost:99999", False), ("localhost:9x", False)],
 )  # fmt: skip
 def test_only_names_of_this_computer_are_hosts(host: str | None, allowed: bool) -> None:
     assert host_is_allowed(host, ("mybox",)) is allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "entry", "allowed"),
+    [("hypnos.local:9999", "hypnos.local:9999", True), ("HYPNOS.local.:9999", "hypnos.local:9999", True),
+     ("hypnos.local:9999", "Hypnos.Local.:9999", True), ("hypnos.local:9998", "hypnos.local:9999", False),
+     ("hypnos.local", "hypnos.local:9999", False), ("hypnos.local", "hypnos.local:80", True),
+     ("hypnos.local:1", "hypnos.local.", True), ("hypnos.local", "hypnos.local", True),
+     ("other.local:9999", "hypnos.local:9999", False),
+     ("[fd00::7]:9999", "[fd00::7]", True), ("[FD00:0::7]", "[fd00::7]", True), ("[fd00::7]", "[FD00:0:0::7]", True),
+     ("[fd00::7]:9999", "[fd00::7]:9999", True), ("[fd00::7]:9998", "[fd00::7]:9999", False),
+     ("[fd00::8]", "[fd00::7]", False), ("192.168.0.7:9999", "192.168.0.7:9999", True),
+     ("192.168.0.7:1", "192.168.0.7:9999", False), ("nas", "", False), ("nas", "nas:x", False)],
+)  # fmt: skip
+def test_an_entry_with_a_port_allows_that_port_only(host: str, entry: str, allowed: bool) -> None:
+    assert host_is_allowed(host, ("unrelated", entry)) is allowed
+
+
+@pytest.mark.parametrize(("host", "status"), [("hypnos.local:9999", 200), ("hypnos.local:9998", 403)])
+async def test_a_listed_name_and_port_is_served(host: str, status: int) -> None:
+    async with (
+        running(allowed_hosts=("hypnos.local:9999",)) as server,
+        server.http.get("/health", headers={"Host": host}) as response,
+    ):
+        assert response.status == status
+
+
+async def test_a_tab_may_stand_before_the_key() -> None:
+    headers = {"Authorization": "Bearer\tk1"}
+    async with running(keys=KEYS) as server, server.http.get("/v1/models", headers=headers) as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import yarl
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hypnos_engine.domain.kinds import Modality, Topology
 from hypnos_engine.server.memory import memory_status
@@ -121,6 +123,23 @@ def test_sums_are_never_negative() -> None:
     status = memory_status(view)
     assert status.tier1_vram_free_bytes == status.tier2_pinned_ram_free_bytes == 0
     assert status.tier1_vram_unaccounted_bytes == status.tier1_vram_effective_free_bytes == 0
+
+
+@given(budget=st.integers(0, 2**50), used=st.integers(0, 2**50))
+@example(budget=12 * GIB, used=12 * GIB)
+def test_booked_and_free_add_up_to_the_budget(budget: int, used: int) -> None:
+    """§14.1-06, §14.1-11: whenever that is possible; bookings above the budget leave nothing free."""
+    view = replace(
+        FakeRuntime().memory(),
+        tier1_budget_bytes=budget, tier1_used_bytes=used, tier2_budget_bytes=budget, tier2_used_bytes=used,
+    )  # fmt: skip
+    status = memory_status(view)
+    for booked, free in (
+        (status.tier1_vram_used_bytes, status.tier1_vram_free_bytes),
+        (status.tier2_pinned_ram_used_bytes, status.tier2_pinned_ram_free_bytes),
+    ):
+        assert free >= 0
+        assert booked + free == max(budget, used)
 
 
 async def test_leases_show_while_they_are_held() -> None:

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from hypnos_engine.domain.errors import EngineFailed, ModelBusy, RateLimited
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import FakeRuntime, Gate, Script
 from tests.server.running import ADMIN, KEYS, running, serving_in_thread
 

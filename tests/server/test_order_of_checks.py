@@ -13,7 +13,7 @@ from hypnos_engine.domain.kinds import EngineKind, Modality
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.server.app import ALL_ROUTES
 from hypnos_engine.server.exchange import Route
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import FakeRuntime, Script
 from tests.server.running import ADMIN, KEYS, USER, running
 

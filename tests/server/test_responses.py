@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import FakeRuntime, Gate, Script
 from tests.server.raw_http import read_head, read_response
 from tests.server.running import chat_body, chat_bytes, running
@@ -38,6 +38,11 @@ REQUESTS = {
         b"Content-Encoding: gzip\r\nContent-Length: 6\r\n\r\nnotgzi",
         400,
     ),
+    "unknown compression": (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Encoding: br\r\nContent-Length: 6\r\n\r\nbrotli",
+        400,
+    ),
 }
 
 
@@ -53,6 +58,10 @@ async def test_every_response_has_a_request_id(loop_factory: LoopFactory, name: 
             status, headers, body = await read_response(reader)
     assert status == expected, body
     assert ID.fullmatch(headers["x-request-id"])
+    assert headers["server"] == "hypnos/9.8.7"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store" or name == "page"
+    assert headers["vary"] == "Origin"
     if expected >= 400:
         error = json.loads(body)["error"]
         assert set(error) == {"message", "type"}
@@ -138,6 +147,15 @@ async def test_a_large_broken_body_is_400() -> None:
     async with running() as server, server.raw(request[:-1] + b"]") as (reader, _):
         status, _, _ = await read_response(reader)
     assert status == 400
+
+
+async def test_a_flood_of_empty_messages_is_refused_before_a_model_sees_it() -> None:
+    request = chat_bytes(messages=[{"role": "user", "content": ""}] * 300_000)
+    async with running() as server, server.raw(request) as (reader, _):
+        status, _, body = await read_response(reader)
+    assert status == 400
+    assert json.loads(body)["error"]["message"] == "messages: 300000 messages; a request may have 10000."
+    assert server.runtime.asks == []
 
 
 async def test_two_requests_on_one_connection() -> None:

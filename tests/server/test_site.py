@@ -6,13 +6,14 @@ import json
 import os
 import socket
 
+import aiohttp
 import pytest
 
 from hypnos_engine.domain.errors import PortInUse, StartRefused
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.server.app import make_app
 from hypnos_engine.server.site import Site
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import FakeRuntime, Gate, Script
 from tests.server.raw_http import read_chunk, read_chunked, read_head, read_response
 from tests.server.running import OPTIONS, chat_bytes, running
@@ -55,6 +56,41 @@ async def test_a_port_in_use_is_refused_with_its_number_and_owner(loop_factory: 
             await second.start()
         await second.close()
     assert f"(process {os.getpid()})" in refusal.value.message
+
+
+async def test_every_address_of_both_kinds_is_one_port(loop_factory: LoopFactory) -> None:
+    """`::` takes IPv4 too where the system can; the address told answers either way."""
+    site = make_site(host="::")
+    if not has_ipv6():
+        with pytest.raises(StartRefused, match=r"server\.host"):
+            await site.start()
+        return
+    await site.start()
+    try:
+        assert not refuses(socket.AF_INET6, "::1", site.port)
+        both = socket.has_dualstack_ipv6()
+        assert refuses(socket.AF_INET, "127.0.0.1", site.port) is not both
+        assert site.address == f"http://{'127.0.0.1' if both else '[::1]'}:{site.port}"
+        async with aiohttp.ClientSession() as http, http.get(f"{site.address}/health") as response:
+            assert response.status == 200
+        with pytest.raises(PortInUse):
+            await make_site(site.port, "::").start()
+    finally:
+        await site.close()
+
+
+async def test_the_address_of_one_ipv6_address_is_in_brackets() -> None:
+    site = make_site(host="::1")
+    if not has_ipv6():
+        with pytest.raises(StartRefused, match=r"server\.host"):
+            await site.start()
+        return
+    await site.start()
+    try:
+        assert site.address == f"http://[::1]:{site.port}"
+        assert refuses(socket.AF_INET, "127.0.0.1", site.port)
+    finally:
+        await site.close()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"])

@@ -12,7 +12,7 @@ import pytest
 
 from hypnos_engine.domain.errors import EngineFailed, InsufficientMemory, InvalidRequest, ModelBusy, WorkerDied
 from hypnos_engine.server.options import StreamTimes
-from tests.server.conftest import LoopFactory
+from tests.loops import LoopFactory
 from tests.server.fake_runtime import WARM, FakeRuntime, Gate, Script
 from tests.server.raw_http import read_chunk, read_chunked, read_head
 from tests.server.running import Running, chat_body, chat_bytes, running

@@ -75,7 +75,8 @@ class MemoryStatus(msgspec.Struct, frozen=True):
     tier1_vram_used_bytes: int
     """What the planner has booked."""
     tier1_vram_free_bytes: int
-    """The part of the budget that is not booked."""
+    """The part of the budget that is not booked: with `tier1_vram_used_bytes` it adds up to the budget. Never negative:
+    while more is booked than the budget has, it is 0 and the bookings alone exceed the budget. Tier 2 likewise."""
     tier1_vram_real_free_bytes: int
     tier1_vram_real_total_bytes: int
     tier1_vram_unaccounted_bytes: int

@@ -1,0 +1,42 @@
+"""The loops that the program has to run on: a test that takes the fixture `loop_factory` runs once on each."""
+
+import asyncio
+import gc
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _qasync() -> asyncio.AbstractEventLoop:
+    import qasync
+    from PySide6.QtCore import QCoreApplication
+
+    loop: asyncio.AbstractEventLoop = qasync.QEventLoop(QCoreApplication.instance() or QCoreApplication([]))
+    return loop
+
+
+FACTORIES: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": _uvloop, "qasync": _qasync}
+# A headless installation has no Qt, and Windows has no uvloop: there is nothing to test there.
+INSTALLED = [name for name in FACTORIES if name == "asyncio" or importlib.util.find_spec(name)]
+
+
+@pytest.fixture(params=INSTALLED)
+def loop_factory(request: pytest.FixtureRequest) -> Iterator[LoopFactory]:
+    """Each kind of loop in turn."""
+    yield FACTORIES[request.param]
+    if request.param == "qasync":
+        # A closed loop's Qt objects have to go on this thread, not on whichever one a collection happens to start.
+        gc.collect()
