@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 
@@ -17,7 +18,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    factory: LoopFactory = pyfuncitem.funcargs.get("loop_factory") or asyncio.new_event_loop
+    factory = cast("LoopFactory", pyfuncitem.funcargs.get("loop_factory", asyncio.new_event_loop))
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(pyfuncitem.obj(**arguments))
     return True

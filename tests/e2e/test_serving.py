@@ -129,6 +129,7 @@ def test_clients_that_vanish_leave_nothing_behind(engine: RunningEngine) -> None
     before = _holdings(process)
     _vanish(engine, 40)
     _until_idle(engine)
+    more: dict[str, int] = {}
     for _ in range(2000):  # the last connections close a moment after their requests ended
         more = {what: count for what, count in _holdings(process).items() if count > before[what]}
         if not more:
