@@ -103,7 +103,12 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def pytest_arguments(arguments: Sequence[str]) -> list[str]:
-    """What `./run.sh test` gives to pytest: everything but the slow tests, unless the person chose with -m."""
+    """What `./run.sh test` gives to pytest: everything but the slow tests, unless the person chose with -m.
+
+    The whole suite runs in two processes, file by file: tests mostly wait for processes and loops of their own.
+    """
+    if not arguments:
+        return ["-m", "not slow", "-n", "2", "--dist", "loadfile"]
     chosen = any(argument.startswith("-m") for argument in arguments)
     return list(arguments) if chosen else ["-m", "not slow", *arguments]
 

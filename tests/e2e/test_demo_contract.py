@@ -38,7 +38,7 @@ def test_chats_get_documented_answers_only(schema: Any, mode: GenerationMode) ->
     operation = schema["/v1/chat/completions"]["POST"]
     statuses = set()
 
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
         statuses.add(case.call_and_validate(checks=CHECKS, timeout=10).status_code)

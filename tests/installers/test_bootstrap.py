@@ -49,6 +49,7 @@ def test_a_wrong_option_is_refused_and_points_to_the_help(arguments: list[str]) 
 
 
 def test_the_everyday_suite_leaves_the_slow_tests_out_unless_asked() -> None:
+    assert bootstrap.pytest_arguments([]) == ["-m", "not slow", "-n", "2", "--dist", "loadfile"]
     assert bootstrap.pytest_arguments(["-k", "a"]) == ["-m", "not slow", "-k", "a"]
     assert bootstrap.pytest_arguments(["-m", "slow"]) == ["-m", "slow"]
     assert bootstrap.pytest_arguments(["-mslow"]) == ["-mslow"]
