@@ -36,7 +36,13 @@ INSTALLED = [name for name in FACTORIES if name == "asyncio" or importlib.util.f
 @pytest.fixture(params=INSTALLED)
 def loop_factory(request: pytest.FixtureRequest) -> Iterator[LoopFactory]:
     """Each kind of loop in turn."""
-    yield FACTORIES[request.param]
-    if request.param == "qasync":
-        # A closed loop's Qt objects have to go on this thread, not on whichever one a collection happens to start.
+    if request.param != "qasync":
+        yield FACTORIES[request.param]
+        return
+    # A loop's Qt objects have to be freed on this thread, not on whichever one a collection happens to start.
+    gc.disable()
+    try:
+        yield FACTORIES[request.param]
+    finally:
         gc.collect()
+        gc.enable()
