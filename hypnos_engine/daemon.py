@@ -4,6 +4,7 @@ It wires the rooms together and decides the order of start and end; it holds no 
 """
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -28,8 +29,9 @@ from hypnos_engine.engines.registry import EngineRegistry
 from hypnos_engine.hardware import ggml, machine
 from hypnos_engine.journal import writing_log
 from hypnos_engine.presence import Presence
-from hypnos_engine.runtime.local import LocalRuntime, Machine, Queueing
-from hypnos_engine.scheduler.events import Budgets
+from hypnos_engine.runtime.local import LocalRuntime, Machine
+from hypnos_engine.runtime.scheduling import limits_of
+from hypnos_engine.scheduler.limits import Budgets
 from hypnos_engine.server.app import make_app
 from hypnos_engine.server.options import AccessKey, ServerOptions, StreamTimes
 from hypnos_engine.server.site import Site
@@ -96,13 +98,15 @@ async def serve(request: ServeRequest, *, announce: Announce, announce_ready: An
     with _stop_signals(stop), ExitStack() as stack:
         presence = stop.presence = stack.enter_context(Presence.claimed(folders.run))
         stack.enter_context(writing_log(folders.logs))
-        runtime = LocalRuntime(settings.models, roots, _make_engine(), _queueing(settings))
-        options = _options(settings, presence.token_sha256, loopback=loopback)
+        runtime = LocalRuntime(settings.models, roots, _make_engine(), limits_of(settings))
+        options = _options(settings, presence.token_sha256, folders, loopback=loopback)
         site = Site(make_app(runtime, options), _host_to_bind(settings.server.host), settings.server.port)
         await site.start()
         try:
             presence.publish(site.address)
             announcement = _announcement(settings, roots, site.address, folders, first_start=first_start)
+            # What was made until now stays: a full collection that looked through it would hold the loop for 30 ms.
+            gc.freeze()
             announce(announcement)
             await _run(runtime, settings, stop.asked, lambda: announce_ready(announcement))
             await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
@@ -206,7 +210,7 @@ def _is_loopback_address(text: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _options(settings: Settings, local_token_sha256: str, *, loopback: bool) -> ServerOptions:
+def _options(settings: Settings, local_token_sha256: str, folders: Folders, *, loopback: bool) -> ServerOptions:
     server, limits = settings.server, settings.limits
     keys = tuple(AccessKey(key.label, key.sha256, admin=key.admin) for key in server.keys)
     if keys:
@@ -219,16 +223,14 @@ def _options(settings: Settings, local_token_sha256: str, *, loopback: bool) -> 
         allowed_hosts=server.allowed_hosts,
         allowed_origins=server.allowed_origins,
         max_body_bytes=limits.max_body_bytes,
+        max_body_bytes_in_flight=limits.max_body_bytes_in_flight,
+        spool_dir=str(folders.run),
         max_prompt_chars=limits.max_prompt_chars,
         max_tokens_cap=limits.max_tokens_cap,
         request_timeout_s=limits.request_timeout_secs,
         drain_s=server.drain_secs,
         stream=StreamTimes(hold_s=server.stream_hold_secs),
     )
-
-
-def _queueing(settings: Settings) -> Queueing:
-    return Queueing(settings.limits.max_queue_per_model, settings.limits.max_overtaken_secs)
 
 
 def _announcement(
@@ -292,7 +294,7 @@ async def _start(runtime: LocalRuntime, settings: Settings) -> None:
     bytes_for = machine.budgets(hardware, limits)
     threads = settings.hardware.threads
     budgets = Budgets(
-        device_bytes=bytes_for.device_bytes,
+        device_bytes=(bytes_for.device_bytes,) if bytes_for.device_bytes else (),
         host_bytes=bytes_for.host_bytes,
         cores=threads if isinstance(threads, int) else hardware.cores,
         device_layers=bool(hardware.devices),

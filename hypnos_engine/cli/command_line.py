@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hypnos_engine import __version__
-from hypnos_engine.cli import doctor, serve
+from hypnos_engine.cli import doctor, serve, simulate
 from hypnos_engine.cli.layout import HelpLayout
 from hypnos_engine.cli.streams import EXIT_INTERRUPTED, let_go
 from hypnos_engine.domain.errors import HypnosError
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hypnos {__version__}", help="show the version and end")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in (serve.add, doctor.add):
+    for add in (serve.add, doctor.add, simulate.add):
         command = add(commands)
         command.add_argument(
             "-v",

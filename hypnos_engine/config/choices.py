@@ -40,6 +40,11 @@ class Profile(StrEnum):
     CHAT = "chat"
     BATCH = "batch"
 
+    @property
+    def objective_ms(self) -> float | None:
+        """Time to the first token or sound that it aims at (contract §14.1); None where only throughput counts."""
+        return {"voice_assistant": 1500.0, "chat": 3000.0}.get(self.value)
+
 
 class LogLevel(StrEnum):
     """How much of each request the request log keeps (contract §15-10)."""

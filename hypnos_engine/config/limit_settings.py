@@ -54,14 +54,26 @@ class LimitSettings:
         Choice(Overload),
         Overload.QUEUE,
         "What happens to a request without a deadline that would miss the profile's objective: it waits, or 503.",
+        effective=True,
     )
-    max_overtakes: int = setting(Whole(0, 100_000), 8, "How many later requests may be served before a waiting one.")
+    max_overtakes: int = setting(
+        Whole(0, 100_000), 32, "How many later requests may be served before a waiting one.", effective=True
+    )
     max_overtaken_secs: float = setting(
-        Number(0, 86400), 30.0, "How long later requests may be served before a waiting one.", unit="seconds"
+        Number(0, 86400),
+        60.0,
+        "How long later requests may be served before a waiting one.",
+        unit="seconds",
+        effective=True,
     )
     max_connections: int = setting(Whole(1, 100_000), 512, "Connections that may be open at once.")
     max_body_bytes_in_flight: int = setting(
-        Size(KIB), GIB, "Bytes of all bodies that are being received or processed at once.", unit="bytes"
+        Size(KIB),
+        GIB,
+        "Bytes of all bodies that are being received or read at once; a further one waits 5 s, then it is answered "
+        "503.",
+        unit="bytes",
+        effective=True,
     )
 
 

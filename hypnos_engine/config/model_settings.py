@@ -5,7 +5,7 @@ from typing import Any
 from hypnos_engine.config.kinds import Choice, Kind, Many, Number, Size, Switch, Whole
 from hypnos_engine.config.names import MODEL_FILE, MODEL_ID, TITLE
 from hypnos_engine.config.setting import Setting, Table, default_of
-from hypnos_engine.domain.kinds import EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
+from hypnos_engine.domain.kinds import Drafts, EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
 from hypnos_engine.domain.model import ImageDefaults, ModelSpec
 
 _SIZE: Kind[int] = Size()
@@ -91,6 +91,14 @@ MODELS = Table(
         ),
         _model("slots", Whole(1, 256), "Requests that the model works on at once.", effective=True),
         _model("kv_type", Choice(KvType), "Element type of the KV cache.", effective=True),
+        _model(
+            "draft",
+            Choice(Drafts),
+            "Whether a text model guesses tokens from what stood earlier in the text and checks several at once, while "
+            "that is measured to be faster. Not for requests with a `seed`; in others a near tie of two tokens may "
+            "fall the other way, as in the company of other requests.",
+            effective=True,
+        ),
         _model(
             "initial_tier",
             Choice(Tier),

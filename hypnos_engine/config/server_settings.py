@@ -93,7 +93,11 @@ class ServerSettings:
     )
     metrics_require_auth: bool = setting(Switch(), False, "Whether `/metrics` needs a key.")
     profile: Profile | None = setting(
-        Choice(Profile), None, "What the machine is mostly used for; sets the objective that is reported.", unset="none"
+        Choice(Profile),
+        None,
+        "What the machine is mostly used for; sets the objective that `limits.overload` sheds by.",
+        unset="none",
+        effective=True,
     )
     objective_ms: float | None = setting(
         Number(1, 3_600_000),
@@ -101,6 +105,7 @@ class ServerSettings:
         "Time to the first token or first sound that the profile aims at.",
         unit="milliseconds",
         unset="the profile's own",
+        effective=True,
     )
     kv_idle_timeout_secs: float | None = setting(
         Number(1, 30 * DAY_S),

@@ -71,6 +71,14 @@ class KvType(StrEnum):
     Q4_0 = "q4_0"
 
 
+class Drafts(StrEnum):
+    """Where guesses of an answer's next tokens come from, to be checked several at once."""
+
+    OFF = "off"
+    NGRAM = "ngram"
+    """From what followed the same words earlier in the prompt or in the answer."""
+
+
 class Residency(StrEnum):
     """Life of a model's worker. A failed load is an event that leads back to `cold`, not a state."""
 
@@ -78,6 +86,15 @@ class Residency(StrEnum):
     LOADING = "loading"
     READY = "ready"
     UNLOADING = "unloading"
+
+
+class Pages(StrEnum):
+    """Whether a file set's pages are held in host memory without a worker."""
+
+    ABSENT = "absent"
+    FILLING = "filling"
+    HELD = "held"
+    DROPPING = "dropping"
 
 
 class Accelerator(StrEnum):

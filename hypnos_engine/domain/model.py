@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
-from hypnos_engine.domain.kinds import EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
+from hypnos_engine.domain.kinds import Drafts, EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
 
 ModelId = NewType("ModelId", str)
 
@@ -36,6 +36,7 @@ class ModelSpec:
     """KV cells across all slots; None = chosen from the model and the machine."""
     slots: int = 4
     kv_type: KvType = KvType.F16
+    draft: Drafts = Drafts.OFF
     initial_tier: Tier = Tier.DISK
     priority: Priority = Priority.NORMAL
     keep_warm_in_ram: bool = False
@@ -119,6 +120,9 @@ class ModelShape:
     has_chat_template: bool
     is_encoder: bool
     """True for models without a KV cache (BERT and its kin)."""
+    embeds_in_parts: bool = False
+    """True when a text's vector is that of its last token, and tokens only look back: parts of it can be computed one
+    after the other. Otherwise a text of which a vector is made has to be computed at once."""
     input_bytes: int = 0
     """The part of `non_layer_bytes` that stays in host memory whatever the placement: tables of embeddings."""
     tied_head_bytes: int = 0

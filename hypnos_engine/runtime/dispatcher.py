@@ -107,7 +107,9 @@ class Dispatcher:
         self._waiting[request] = granted
         deadline_at = None if ask.deadline_s is None else self.now + ask.deadline_s
         try:
-            self.post(self._sample(), ev.RequestArrived(request, ask.model, deadline_at))
+            if not self._is_ready(ask.model):  # else nothing is loaded for it, and a sample costs more than the rest
+                self.post(self._sample())
+            self.post(ev.RequestArrived(request, ask.model, deadline_at, key=ask.key_label))
             grant, live = await granted
         except BaseException:
             # Refused requests are unknown to the scheduler by now, and it ignores them; a cancelled one may have been
@@ -117,12 +119,28 @@ class Dispatcher:
             raise
         lease = ModelLease(self._spec(ask.model), self._switch(grant, live), live.engine, ask.key_label, request)
         lease.place(lambda: self.scheduler.state.models[ask.model].placement)
+
+        async def again(death: HypnosError) -> Engine:
+            """Its worker died before it said anything: the request waits once more, first in line."""
+            nonlocal live
+            self._bury(ask.model, live, death)
+            self._waiting[request] = self._loop.create_future()
+            self.post(self._sample(), ev.RequestReturned(request, death))
+            _, live = await self._waiting[request]
+            return live.engine
+
+        lease.may_return(again)
         try:
             yield lease
         finally:
+            self._waiting.pop(request, None)
             if lease.death is not None:
                 self._bury(ask.model, live, lease.death)
             self.post(ev.LeaseEnded(request, ok=lease.finished_well))
+
+    def _is_ready(self, model: ModelId) -> bool:
+        state = self.scheduler.state.models.get(model)
+        return state is not None and state.residency is Residency.READY
 
     def _switch(self, grant: fx.Grant, live: _Live) -> Switch:
         loaded_here = grant.waited_for_load and live.loaded is not None
@@ -202,6 +220,15 @@ class Dispatcher:
             case fx.Record():
                 self.decisions.append(Decision(int(time.time() * 1e3), effect))
                 log.info("%s", effect.because)
+            case fx.WorkflowEnded(name, duration_s):
+                log.info("the task %s took %.1f s", name, duration_s)
+            case fx.FillPages(files):
+                # Nothing holds pages without a worker yet; the budgets say so, and this says it once more.
+                self._events.append(ev.PagesFilled(files, 0))
+            case fx.DropPages(files):
+                self._events.append(ev.PagesDropped(files))
+            case fx.DropParked() | fx.Moved() | fx.PoolChanged():
+                pass  # nothing is parked, and nobody moves models or changes the pool by way of this class
 
     def _wake_at(self, at: float) -> None:
         if self._wake is not None:

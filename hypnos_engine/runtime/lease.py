@@ -8,7 +8,7 @@ from typing import Protocol
 from hypnos_engine.domain.kinds import Residency, Tier
 from hypnos_engine.domain.memory import HardwareSnapshot, Placement
 from hypnos_engine.domain.model import ModelId, ModelSpec
-from hypnos_engine.engines.base import GenerationEvent
+from hypnos_engine.engines.base import Embeddings, GenerationEvent
 from hypnos_engine.ipc import messages as m
 
 
@@ -62,6 +62,13 @@ class Lease(Protocol):
         thinking: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Answer a conversation on the leased model; obligations as `Engine.generate`."""
+        ...
+
+    async def embed(self, texts: tuple[str, ...], *, truncate: bool = False, normalise: bool = True) -> Embeddings:
+        """Make one vector of each text on the leased model; obligations as `Embeds.embed`.
+
+        Raises InvalidRequest also when the model's engine has no such ability.
+        """
         ...
 
 

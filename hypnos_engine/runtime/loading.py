@@ -1,6 +1,6 @@
 """Translates a plan into the message that starts a load, and a worker's report into booked bytes."""
 
-from hypnos_engine.domain.kinds import EngineKind
+from hypnos_engine.domain.kinds import EngineKind, Modality
 from hypnos_engine.domain.memory import Footprint
 from hypnos_engine.domain.model import ModelSpec
 from hypnos_engine.ipc import messages as m
@@ -21,10 +21,12 @@ def load_request(spec: ModelSpec, weights_path: str, plan: Plan, threads: int) -
         context_len=placement.allocated_context_len,
         slots=spec.slots,
         kv_type=spec.kv_type.value,
+        draft=spec.draft.value,
         gpu_layers=_gpu_layers(plan),
         load_mode=spec.load_mode.value,
         threads=threads,
         cpu_expert_layers=placement.cpu_expert_layers,
+        embeddings=spec.modality is Modality.EMBEDDINGS,
         step_delay_ms=DEMO_STEP_DELAY_MS if spec.engine is EngineKind.FAKE else 0.0,
     )
 

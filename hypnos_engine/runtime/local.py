@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from hypnos_engine.domain.errors import ConfigurationInvalid
 from hypnos_engine.domain.kinds import Accelerator, Residency, Tier, Topology
 from hypnos_engine.domain.memory import HardwareSnapshot
 from hypnos_engine.domain.model import ModelId, ModelSpec
@@ -21,6 +22,7 @@ from hypnos_engine.runtime.lease import Ask, Lease, MemoryView, ModelView
 from hypnos_engine.runtime.views import memory_view, model_view
 from hypnos_engine.scheduler import events as ev
 from hypnos_engine.scheduler.core import Scheduler
+from hypnos_engine.scheduler.limits import NO_BUDGETS, Budgets, Limits
 
 UNKNOWN_HARDWARE = HardwareSnapshot(Topology.HOST, Accelerator.CPU, "CPU", 0, 0, 1)
 """Before the probe has answered."""
@@ -33,17 +35,9 @@ class Machine:
     """What this engine may use: the hardware and the budgets that follow from it and from the settings."""
 
     hardware: HardwareSnapshot
-    budgets: ev.Budgets
+    budgets: Budgets
     tier2_budget_bytes: int
     process_cap_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Queueing:
-    """How long queues and waits may become."""
-
-    max_queue_per_model: int
-    max_overtaken_s: float
 
 
 class LocalRuntime:
@@ -54,17 +48,15 @@ class LocalRuntime:
         models: Sequence[ModelSpec],
         roots: Sequence[Path],
         make_engine: MakeEngine,
-        queueing: Queueing,
+        limits: Limits,
     ) -> None:
-        scheduler = Scheduler(
-            models, max_queue_per_model=queueing.max_queue_per_model, max_overtaken_s=queueing.max_overtaken_s
-        )
+        scheduler = Scheduler(models, limits)
         self._roots = tuple(roots)
         self._inspections: dict[ModelId, Inspection] = {}
         self._inspected_at: dict[ModelId, float] = {}
         self._machine: Machine | None = None
         self._staging = True
-        self._last_sample = ev.MachineSampled(0, 0)
+        self._last_sample = ev.MachineSampled(0)
         self._sampled_process: tuple[float, int] = (-1.0, 0)
         self.dispatcher = Dispatcher(scheduler, make_engine, weights_path=self._weights_path, sample=self._sample)
 
@@ -76,10 +68,14 @@ class LocalRuntime:
     # --- start and end ----------------------------------------------------------------------------------------------
 
     async def start(self, machine: Machine) -> None:
-        """Look at every model's files, then load those whose `initial_tier` is tier 1, as far as they fit."""
+        """Look at every model's files, then load those whose `initial_tier` is tier 1, as far as they fit.
+
+        Raises ConfigurationInvalid when pinned models cannot be met together.
+        """
         self._machine = machine
         await asyncio.gather(*(self._inspect(spec) for spec in self._specs()))
-        self.dispatcher.post(ev.BudgetsSet(machine.budgets), self._sample())
+        self.dispatcher.post(self._sample(), ev.BudgetsSet(machine.budgets))
+        self._check_pins()
         wanted = [spec.id for spec in self._specs() if spec.enabled and spec.initial_tier is Tier.GPU]
         states = self.dispatcher.scheduler.state.models
         self.dispatcher.post(*(ev.StageRequested(model) for model in wanted if states[model].problem is None))
@@ -87,6 +83,12 @@ class LocalRuntime:
             lambda: not any(states[model].staged or states[model].residency is Residency.LOADING for model in wanted)
         )
         self._staging = False
+
+    def _check_pins(self) -> None:
+        """Raises ConfigurationInvalid when the pinned models do not fit together: they would never leave."""
+        problem = self.dispatcher.scheduler.pins_problem()
+        if problem is not None:
+            raise ConfigurationInvalid(problem.message)
 
     async def drain(self, grace_s: float) -> bool:
         """Refuse what waits, let what runs end; False when something was still running after `grace_s`."""
@@ -100,15 +102,16 @@ class LocalRuntime:
 
     def lease(self, ask: Ask) -> AbstractAsyncContextManager[Lease]:
         """See `lease.Runtime.lease`."""
-        return self._lease(ask)
-
-    @asynccontextmanager
-    async def _lease(self, ask: Ask) -> AsyncIterator[Lease]:
         state = self.dispatcher.scheduler.state.models.get(ask.model)
         if state is not None and state.residency is Residency.COLD:
-            since_s = self.dispatcher.now - self._inspected_at.get(ask.model, float("-inf"))
-            if since_s >= REINSPECT_S:
-                await self._inspect(state.spec)
+            return self._lease_inspected(ask, state.spec)
+        return self.dispatcher.lease(ask)
+
+    @asynccontextmanager
+    async def _lease_inspected(self, ask: Ask, spec: ModelSpec) -> AsyncIterator[Lease]:
+        since_s = self.dispatcher.now - self._inspected_at.get(ask.model, float("-inf"))
+        if since_s >= REINSPECT_S:
+            await self._inspect(spec)
         async with self.dispatcher.lease(ask) as lease:
             yield lease
 
@@ -133,7 +136,7 @@ class LocalRuntime:
         """A snapshot of all tiers."""
         machine = self._machine
         if machine is None:
-            machine = Machine(UNKNOWN_HARDWARE, ev.Budgets(0, 0, 1, device_layers=False), 0)
+            machine = Machine(UNKNOWN_HARDWARE, NO_BUDGETS, 0)
         self.dispatcher.post(self._sample())
         return memory_view(
             self.dispatcher.scheduler,
@@ -183,6 +186,6 @@ class LocalRuntime:
         with contextlib.suppress(OSError, psutil.Error):
             self._last_sample = ev.MachineSampled(
                 host_available_bytes=psutil.virtual_memory().available,
-                device_free_bytes=sum(device.free_bytes for device in devices if not device.unified),
+                device_free_bytes=tuple(device.free_bytes for device in devices if not device.unified),
             )
         return self._last_sample

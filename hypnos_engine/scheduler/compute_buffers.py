@@ -16,25 +16,30 @@ _KEPT_REPLAYS = 512
 
 
 @lru_cache(maxsize=_KEPT_REPLAYS)
-def graph_bytes(graph: GraphShape, slots: int) -> int:
-    """Return the bytes of the buffers for one micro-batch of `slots` sequences, attention masks excepted."""
-    return _Replay(graph, max(slots, 1)).run()
+def graph_bytes(
+    graph: GraphShape, slots: int, rows: int | None = None, *, tokens: int = MICRO_BATCH, head: bool = True
+) -> int:
+    """Return the bytes of the buffers for one micro-batch of `slots` sequences, attention masks excepted.
+
+    `rows` tokens of it have logits; None = one of each sequence. Without `head` the graph ends at its last norm.
+    """
+    return _Replay(graph, max(slots, 1), max(slots, rows or 1, 1), tokens).run(head=head)
 
 
 class _Replay:
     """The buffers in use while one graph is computed."""
 
-    def __init__(self, graph: GraphShape, slots: int) -> None:
+    def __init__(self, graph: GraphShape, slots: int, rows: int, tokens: int) -> None:
         self._graph = graph
-        self._slots = slots
-        self._buffers = Buffers()
+        self._rows = rows
+        self._buffers = Buffers(tokens)
         self._mixers = Mixers(graph, slots, self._buffers)
         self._sums_into_residual = HABITS.get(graph.architecture, LLAMA).sums_into_residual
         self._per_layer: Block | None = None
         self._first_input: Block | None = None
         """The embeddings, as long as the per-layer ones still have to be made of them."""
 
-    def run(self) -> int:
+    def run(self, *, head: bool) -> int:
         graph = self._graph
         self._buffers.take(graph.input_width)  # embeddings from outside have a buffer although tokens are given
         residual: Block | None = self._buffers.take(graph.embedding)
@@ -53,8 +58,9 @@ class _Replay:
             residual = self._add(residual, mixed, into=into_residual)
             residual = self._feed_forward(weights, residual)
             self._enter_per_layer(weights)
-        self._buffers.once(graph.embedding * self._slots)
-        self._buffers.once(graph.vocabulary * self._slots)
+        if head:
+            self._buffers.once(graph.embedding * self._rows)
+            self._buffers.once(graph.vocabulary * self._rows)
         return self._buffers.peak_bytes
 
     def _add(self, residual: Block | None, result: Block | None, *, into: bool) -> Block | None:

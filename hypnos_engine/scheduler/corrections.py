@@ -37,7 +37,8 @@ def corrected(planned: Footprint, error: Correction) -> Footprint:
     device = max(planned.device + error.device_bytes, 0) if planned.device else 0
     # What the worker's own line cannot give, the others do not: they are promises of the library.
     anonymous = max(planned.anonymous + error.host_bytes, 0)
-    return with_peak(replace(planned, anonymous=anonymous, device=device))
+    transient_bytes = max(planned.peak - planned.total, 0)
+    return with_peak(replace(planned, anonymous=anonymous, device=device), transient_bytes)
 
 
 def error_fraction(planned: Footprint, measured: Footprint) -> float:

@@ -15,6 +15,8 @@ class Load:
     model: ModelId
     plan: Plan
     threads: int
+    from_tier: Tier
+    """RAM when the files' pages are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,42 @@ class Unload:
     for_model: ModelId | None
     """Whom the memory is for; None when nobody asked."""
     reason: str
-    """A reason of contract §14 (memory_budget, ...), or `drain`."""
+    """A reason of contract §14 (memory_budget, ...), or `hold`, `device_lost`, `move`, `pool`, `idle`."""
+    to_tier: Tier
+    """RAM when the files' pages are held afterwards."""
+    park_bytes: int = 0
+    """Conversations may be parked in so much host memory, which is booked already; the rest is told by KvParked."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillPages:
+    """Read a file set into memory and hold it there; answered by PagesFilled."""
+
+    files: str
+    """The weights path as configured: models with the same one share its pages."""
+    model: ModelId
+    """A model that uses the files."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPages:
+    """Let go of a file set's pages; answered by PagesDropped."""
+
+    files: str
+    for_model: ModelId | None
+
+
+@dataclass(frozen=True, slots=True)
+class DropParked:
+    """Forget a model's parked conversations; nothing answers, the bytes are no longer booked."""
+
+    model: ModelId
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The request may use the model; answered by LeaseEnded or RequestCancelled."""
+    """The request may use the model; answered by LeaseEnded, RequestReturned or RequestCancelled."""
 
     request: int
     model: ModelId
@@ -42,14 +74,39 @@ class Grant:
     evicted: tuple[ModelId, ...]
     estimated_wait_s: float | None
     """The estimate made on arrival."""
+    overtaken: int = 0
+    """Later requests that were served first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request is over without having started."""
+    """The request, or the wish to move a model, is over without having started."""
 
     request: int
     error: HypnosError
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The wish to move a model is fulfilled."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """A replacement or removal is done, or was abandoned."""
+
+    model: ModelId
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEnded:
+    """A multi-step task is over; from the arrival of its first request to the end of its last one."""
+
+    name: str
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +136,43 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A model that could have been chosen instead."""
+
+    model: ModelId
+    cost: float
+    """What the decision went by, in the decision's own unit; the least was chosen."""
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One decision with its numbers, for people."""
 
     kind: str
     model: ModelId
     because: str
+    """One sentence."""
     numbers: tuple[tuple[str, float], ...] = ()
+    chosen: str = ""
+    """What was decided on, where it is not the model itself."""
+    alternatives: tuple[Alternative, ...] = ()
 
 
-Effect = Load | Unload | Grant | Refuse | ResizeContext | DenyContext | SetThreads | WakeAt | Record
+Effect = (
+    Load
+    | Unload
+    | FillPages
+    | DropPages
+    | DropParked
+    | Grant
+    | Refuse
+    | Moved
+    | PoolChanged
+    | WorkflowEnded
+    | ResizeContext
+    | DenyContext
+    | SetThreads
+    | WakeAt
+    | Record
+)

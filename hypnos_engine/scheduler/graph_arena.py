@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MICRO_BATCH = 512
-"""Tokens that a worker computes at once."""
+"""Tokens that a worker computes at once when it generates."""
 FLOAT_BYTES = 4
 ALIGNMENT = 32
 _ENDLESS = 1 << 120
@@ -66,9 +66,10 @@ class Arena:
 
 
 class Buffers:
-    """The buffers of a graph that computes one micro-batch, in elements instead of bytes."""
+    """The buffers of a graph that computes one micro-batch of `tokens` tokens, in elements instead of bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = MICRO_BATCH) -> None:
+        self.tokens = tokens
         self._arena = Arena()
 
     @property
@@ -77,7 +78,7 @@ class Buffers:
 
     def take(self, width: int) -> Block:
         """A buffer of `width` elements for each token of the micro-batch."""
-        return self._arena.take(width * MICRO_BATCH * FLOAT_BYTES)
+        return self._arena.take(width * self.tokens * FLOAT_BYTES)
 
     def once(self, elements: int) -> Block:
         """A buffer of so many elements in all."""

@@ -1,121 +1,185 @@
-"""Whether a model fits, and who would have to leave for it. Asks only: nothing here changes the state."""
+"""Who would have to leave so that a model fits. Asks only: nothing here changes the state."""
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from hypnos_engine.domain.kinds import Priority, Residency
+from hypnos_engine.domain.kinds import Pages, Priority, Residency, Tier
 from hypnos_engine.domain.model import ModelId
-from hypnos_engine.scheduler.corrections import Correction
-from hypnos_engine.scheduler.placement import Free, Plan, Shortage, context_cells, plan
+from hypnos_engine.scheduler.ledger import Gone, Item, What, plan_without
+from hypnos_engine.scheduler.placement import Plan
 from hypnos_engine.scheduler.state import ModelState, State
 
-_RANK = {priority: rank for rank, priority in enumerate(Priority)}
+RANK = {priority: rank for rank, priority in enumerate(Priority)}
+ANNOUNCED_S = 15.0
+"""For so long an announced model counts as about to be asked."""
+ANNOUNCED_PER_MINUTE = 60.0
+"""The rate of requests that an announcement stands for: one within the next second."""
+PARKED_S = 1.0
+"""What computing parked conversations again takes, as far as a comparison with loads goes."""
 
 
-def human(amount_bytes: int) -> str:
-    """Bytes for a sentence: 1.4 GiB, 312 MiB."""
-    gib = amount_bytes / 2**30
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{amount_bytes / 2**20:.0f} MiB"
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that could leave, and what that would cost."""
+
+    item: Item
+    rank: int
+    """Of the priority; lower leaves first."""
+    cost: float
+    """Expected seconds of loading per minute that its loss brings."""
+    last_used_at: float
 
 
-def free_without(state: State, gone: Collection[ModelId]) -> Free:
-    """Bytes that a new worker could take if the models in `gone` had left.
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """What has to leave, and what was spared."""
 
-    The budget minus what is booked, and never more than the machine really has left.
+    chosen: tuple[Candidate, ...]
+    spared: tuple[Candidate, ...]
+
+    @property
+    def cost(self) -> float:
+        return sum(candidate.cost for candidate in self.chosen)
+
+
+def loss(state: State, model: ModelState, now: float) -> float:
+    """What unloading the model costs: the measured reload time times the rate of its requests."""
+    rate = model.requests_per_minute(now)
+    if model.announced_at is not None and now - model.announced_at < ANNOUNCED_S:
+        rate = max(rate, ANNOUNCED_PER_MINUTE)
+    return state.reload_s(model, Tier.GPU) * rate
+
+
+def victims(
+    state: State,
+    model: ModelState,
+    now: float,
+    enough: Callable[[Plan], bool],
+    *,
+    closed: frozenset[ModelId] = frozenset(),
+) -> Victims | None:
+    """What is idle and has to leave so that `model` fits: cheapest loss first, no more than needed; None = not enough.
+
+    It fits with a plan that is `enough`.
+    Models in `closed` count as idle although requests wait for them: they are kept from granting.
     """
-    one_pool = state.budgets.device_bytes == 0
-    staying = [model for model in state.models.values() if model.spec.id not in gone]
-    leaving = [state.models[model] for model in gone]
-    host = state.budgets.host_bytes - sum(_host_bytes(model, one_pool=one_pool) for model in staying)
-    device = state.budgets.device_bytes - sum(_device_bytes(model) for model in staying)
-    # Mapped pages are part of what the kernel calls available already; private memory comes back only on exit.
-    returned = sum(_host_bytes(model, one_pool=one_pool) - model.footprint.file_pages for model in leaving)
-    real_host = state.host_available_bytes + returned
-    real_device = state.device_free_bytes + sum(_device_bytes(model) for model in leaving)
-    return Free(
-        host_bytes=max(0, min(host, real_host)),
-        device_bytes=max(0, min(device, real_device)),
-        device_layers=state.budgets.device_layers,
-        unified=one_pool,
-    )
+    return _fewest(state, model, sorted(_droppable(state, model, now, closed), key=_order), Gone(), enough)
 
 
-def plan_without(state: State, model: ModelState, gone: Collection[ModelId]) -> Plan | Shortage:
-    """Place the model as if the models in `gone` had left."""
-    cells = context_cells(model.spec, model.shape)
-    return plan(model.spec, model.shape, cells, free_without(state, gone), known_error(state, model, cells))
+def in_the_way(
+    state: State, model: ModelState, now: float, leaving: Gone, enough: Callable[[Plan], bool]
+) -> frozenset[ModelId] | None:
+    """The models, busy or not, that have to take no more requests so that `model` fits some time; None = in vain.
 
-
-def grown_plan(state: State, model: ModelState, context_len: int) -> Plan | Shortage:
-    """Place a loaded model again with a larger context, its own present bytes counted as free."""
-    free = free_without(state, (model.spec.id,))
-    return plan(model.spec, model.shape, context_len, free, known_error(state, model, context_len))
-
-
-def known_error(state: State, model: ModelState, cells: int) -> Correction:
-    """What earlier loads of the model's file taught about plans for such a context."""
-    return state.corrections.find(model.spec.weights_path, cells)
-
-
-def as_loaded(planned: Plan, context_len: int) -> Plan:
-    """The plan with the context that the worker really made."""
-    return replace(planned, placement=replace(planned.placement, allocated_context_len=context_len))
-
-
-def may_leave(model: ModelState) -> bool:
-    """Whether the model may ever be evicted."""
-    return model.spec.priority is not Priority.REALTIME_PINNED
-
-
-def leaving(state: State, model: ModelState) -> tuple[ModelId, ...]:
-    """Every model that running requests will sooner or later set free."""
-    return tuple(
-        other.spec.id
-        for other in state.models.values()
-        if other is not model and other.residency is not Residency.COLD and may_leave(other)
-    )
-
-
-def victims(state: State, model: ModelState, held: Collection[ModelId], now: float) -> tuple[ModelState, ...]:
-    """The models to unload so that `model` fits: idle, cheapest loss first, no more than needed; empty = not enough.
-
-    A loss costs the measured reload time times the request rate; within equal cost the longest idle goes first.
+    What is in `leaving` is counted as gone already.
     """
-    idle = [other for other in state.models.values() if other is not model and may_leave(other) and _free(other, held)]
-    idle.sort(
-        key=lambda other: (
-            _RANK[other.spec.priority],
-            other.reload_s() * other.requests_per_minute(now),
-            other.last_used_at,
-        )
+    busy = [
+        _worker(state, other, now)
+        for name, other in state.models.items()
+        if other is not model
+        and other.may_leave
+        and name not in leaving.models
+        and (other.residency is Residency.READY or other.residency is Residency.LOADING)
+    ]
+    # Idle ones first: they hurt nobody. Then those that lose least.
+    ordered = sorted(
+        busy, key=lambda candidate: (not state.models[ModelId(candidate.item.name)].idle, *_order(candidate))
     )
-    chosen: list[ModelState] = []
-    for candidate in idle:
-        chosen.append(candidate)
-        if _fits_without(state, model, chosen):
-            break
-    else:
-        return ()
-    for candidate in tuple(chosen[:-1]):
+    found = _fewest(state, model, [*_droppable_memory(state, model, now), *ordered], leaving, enough)
+    if found is None:
+        return None
+    return frozenset(ModelId(candidate.item.name) for candidate in found.chosen if candidate.item.what is What.WORKER)
+
+
+def _fewest(
+    state: State, model: ModelState, ordered: list[Candidate], before: Gone, enough: Callable[[Plan], bool]
+) -> Victims | None:
+    """Take from the front until the model fits, then give back what was not needed, the costliest first.
+
+    1. Pages and parked conversations alone, if they are enough: losing them costs time only.
+    2. Workers alone, if they are enough: pages in host memory are no help where an accelerator is full.
+    3. Both.
+    """
+    fits = _question(state, model, before, enough)
+    memory = [candidate for candidate in ordered if candidate.item.what is not What.WORKER]
+    workers = [candidate for candidate in ordered if candidate.item.what is What.WORKER]
+    chosen: list[Candidate] | None = None
+    if memory and fits(memory):
+        chosen = _first(memory, fits)  # 1
+    if chosen is None:
+        chosen = _first(workers, fits)  # 2
+    if chosen is None and memory and workers and fits(ordered):
+        chosen = _first([*memory, *workers], fits)  # 3
+    if chosen is None:
+        return None
+    for candidate in chosen[-2::-1]:
         fewer = [other for other in chosen if other is not candidate]
-        if _fits_without(state, model, fewer):
+        if fits(fewer):
             chosen = fewer
-    return tuple(chosen)
+    return Victims(tuple(chosen), tuple(other for other in workers if other not in chosen))
 
 
-def _free(model: ModelState, held: Collection[ModelId]) -> bool:
-    if model.spec.id in held:
-        return model.residency is Residency.READY and not model.leases and not model.resizing
-    return model.idle
+def _first(ordered: list[Candidate], fits: Callable[[list[Candidate]], bool]) -> list[Candidate] | None:
+    chosen: list[Candidate] = []
+    for candidate in ordered:
+        chosen.append(candidate)
+        if fits(chosen):
+            return chosen
+    return None
 
 
-def _fits_without(state: State, model: ModelState, gone: list[ModelState]) -> bool:
-    return isinstance(plan_without(state, model, [other.spec.id for other in gone]), Plan)
+def _question(
+    state: State, model: ModelState, before: Gone, enough: Callable[[Plan], bool]
+) -> Callable[[list[Candidate]], bool]:
+    def fits(chosen: list[Candidate]) -> bool:
+        gone = before | Gone.of(candidate.item for candidate in chosen)
+        plan = plan_without(state, model, gone)
+        return isinstance(plan, Plan) and enough(plan)
+
+    return fits
 
 
-def _host_bytes(model: ModelState, *, one_pool: bool) -> int:
-    return model.footprint.total if one_pool else model.footprint.total - _device_bytes(model)
+def _droppable(state: State, model: ModelState, now: float, closed: frozenset[ModelId]) -> Iterable[Candidate]:
+    for name, other in state.models.items():
+        if other is model or not other.may_leave or other.move is not None:
+            continue
+        free = other.residency is Residency.READY and not other.leases and not other.resizing
+        if free and (not other.waiting or name in closed):
+            yield _worker(state, other, now)
+    yield from _droppable_memory(state, model, now)
 
 
-def _device_bytes(model: ModelState) -> int:
-    return model.footprint.device + model.footprint.device_context
+def _droppable_memory(state: State, model: ModelState, now: float) -> Iterable[Candidate]:
+    """Pages and parked conversations: what can leave at once and costs time only."""
+    for path, files in state.files.items():
+        if files.pages is Pages.HELD and path != model.spec.weights_path and not state.is_read(path):
+            yield _pages(state, path, now)
+    for name, other in state.models.items():
+        if other.parked_bytes and other is not model and other.residency is Residency.COLD:
+            cost = PARKED_S * other.requests_per_minute(now)
+            yield Candidate(Item(What.PARKED, name), RANK[other.spec.priority], cost, other.last_used_at)
+
+
+def _worker(state: State, model: ModelState, now: float) -> Candidate:
+    item = Item(What.WORKER, model.spec.id)
+    return Candidate(item, RANK[model.spec.priority], loss(state, model, now), model.last_used_at)
+
+
+def _pages(state: State, path: str, now: float) -> Candidate:
+    """Held pages: the next load would have to read the disk."""
+    users = tuple(state.users(path))
+    cost = sum(saved_s(state, user) * user.requests_per_minute(now) for user in users)
+    # Pages that were asked to stay go after everything else of their priority.
+    kept = any(user.spec.keep_warm_in_ram for user in users)
+    rank = max((RANK[user.spec.priority] for user in users), default=0)
+    last = max((user.last_used_at for user in users), default=0.0)
+    return Candidate(Item(What.PAGES, path), rank, cost + (1e9 if kept else 0.0), last)
+
+
+def saved_s(state: State, model: ModelState) -> float:
+    """Seconds of a load that held pages save."""
+    return max(0.0, state.reload_s(model, Tier.DISK) - state.reload_s(model, Tier.RAM))
+
+
+def _order(candidate: Candidate) -> tuple[float, ...]:
+    return (candidate.rank, candidate.cost, candidate.last_used_at)

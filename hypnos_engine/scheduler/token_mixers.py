@@ -8,7 +8,7 @@ needed; only what takes a buffer of its own is replayed. Norms, rotations in pla
 from dataclasses import dataclass
 
 from hypnos_engine.domain.model import GraphShape
-from hypnos_engine.scheduler.graph_arena import FLOAT_BYTES, MICRO_BATCH, Block, Buffers, Weights, columns, rows
+from hypnos_engine.scheduler.graph_arena import FLOAT_BYTES, Block, Buffers, Weights, columns, rows
 
 _UNKNOWN_PRODUCTS = 3
 
@@ -86,7 +86,7 @@ class Mixers:
         normed = self.normed()
         query, gate = self._buffers.take(rows(weights, "attn_q")), None
         if (
-            query.size_bytes > attended * MICRO_BATCH * FLOAT_BYTES
+            query.size_bytes > attended * self._buffers.tokens * FLOAT_BYTES
         ):  # the other half is a gate, read after the attention
             gate, query = query, self._buffers.take(attended)
         elif self._habits.rotates:
@@ -179,7 +179,7 @@ class Mixers:
 
     def _convolved(self, width: int, taps: int, source: Block) -> Block:
         """A causal convolution: the input with the last tokens of each sequence before it, then the result."""
-        window = self._buffers.once(width * (MICRO_BATCH + taps * self._slots))
+        window = self._buffers.once(width * (self._buffers.tokens + taps * self._slots))
         self._buffers.give(source)
         result = self._buffers.take(width)
         self._buffers.give(window)
@@ -197,7 +197,7 @@ class Mixers:
         normed = self.normed()
         earlier = self._buffers.once(joint * taps * self._slots)
         source = self._buffers.take(joint)
-        window = self._buffers.once(joint * (MICRO_BATCH + taps * self._slots))
+        window = self._buffers.once(joint * (self._buffers.tokens + taps * self._slots))
         self._buffers.give(earlier, source)
         states = self._buffers.once(state)
         mixed = self._buffers.take(joint)
@@ -205,7 +205,7 @@ class Mixers:
         query, key = self._buffers.take(keys), self._buffers.take(keys)
         decay = self._buffers.again(self._buffers.take(heads))
         beta = self._buffers.again(self._buffers.take(heads))
-        result = self._buffers.once(values * MICRO_BATCH + state)
+        result = self._buffers.once(values * self._buffers.tokens + state)
         self._buffers.give(query, key, mixed, decay, beta, states)
         heads_out = self._buffers.take(values)
         self._buffers.give(result)
@@ -224,10 +224,10 @@ class Mixers:
         normed = self.normed()
         joint = self._buffers.take(rows(weights, "ssm_in"))
         self._buffers.give(normed)
-        window = self._buffers.once(convolved * (MICRO_BATCH + taps * self._slots))
+        window = self._buffers.once(convolved * (self._buffers.tokens + taps * self._slots))
         mixed = self._buffers.take(convolved)
         self._buffers.give(window)
-        scanned = self._buffers.once(inner * MICRO_BATCH + self._state(layer, convolved, taps))
+        scanned = self._buffers.once(inner * self._buffers.tokens + self._state(layer, convolved, taps))
         gate = self._buffers.take(inner)
         self._buffers.give(joint)
         skipped = self._buffers.take(inner)

@@ -55,7 +55,8 @@ class Hypnos:
         stand_in, asked = self.home / "lib" / "llama_cpp", self.home / "asked"
         stand_in.mkdir(parents=True)
         os.mkfifo(asked)
-        stand_in.joinpath("__init__.py").write_text(
+        stand_in.joinpath("__init__.py").touch()
+        stand_in.joinpath("llama_cpp.py").write_text(
             f"import threading\npipe = open({str(asked)!r}, 'w')\npipe.write('x')\npipe.flush()\n"
             "threading.Event().wait()\n",
             encoding="utf-8",

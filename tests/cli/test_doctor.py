@@ -56,7 +56,8 @@ def test_a_broken_configuration_is_one_finding_among_all(hypnos: "Hypnos") -> No
 def test_without_llama_cpp_it_says_how_to_get_it(hypnos: "Hypnos") -> None:
     stand_in = hypnos.home / "lib" / "llama_cpp"
     stand_in.mkdir(parents=True)
-    stand_in.joinpath("__init__.py").write_text("raise ImportError('libllama.so: cannot open shared object file')")
+    stand_in.joinpath("__init__.py").touch()
+    stand_in.joinpath("llama_cpp.py").write_text("raise ImportError('libllama.so: cannot open shared object file')")
     answer = hypnos.run("doctor", "--json", PYTHONPATH=str(stand_in.parent))
     found = findings(answer)
     assert answer.returncode == 1

@@ -54,7 +54,7 @@ def test_without_a_file_the_defaults_hold(folders: Folders) -> None:
     assert (limits.max_prompt_chars, limits.max_tokens_cap) == (1_000_000, 8192)
     assert (limits.max_images_per_request, limits.request_timeout_secs, limits.max_queue_per_model) == (4, 900, 8)
     assert (limits.allow_remote_image_urls, limits.allow_private_urls) == (True, False)
-    assert (limits.overload, limits.max_overtakes, limits.max_overtaken_secs) == (Overload.QUEUE, 8, 30)
+    assert (limits.overload, limits.max_overtakes, limits.max_overtaken_secs) == (Overload.QUEUE, 32, 60)
     assert (limits.max_connections, limits.max_body_bytes_in_flight) == (512, 1 << 30)
     assert (settings.hardware.backend, settings.hardware.kv_park) == (Backend.AUTO, False)
     assert (settings.hardware.threads, settings.hardware.spare_workers) == (AUTO, AUTO)
@@ -264,21 +264,20 @@ def test_what_is_allowed_and_worth_saying_is_a_warning(tmp_path: Path, folders: 
 def test_a_setting_that_has_no_effect_yet_is_named_when_the_user_changed_it(tmp_path: Path, folders: Folders) -> None:
     path = write(
         tmp_path,
-        "[server]\nport = 1\nprofile = 'chat'\n[limits]\nmax_image_bytes = 33554432\nmax_overtakes = 9\n"
+        "[server]\nport = 1\nmetrics_require_auth = true\n[limits]\nmax_image_bytes = 33554432\nmax_overtakes = 9\n"
         + MODEL.format(id="a", path="a.gguf")
         + 'initial_tier = "tier2_pinned_ram"\nshare_worker = true\n',
     )
     settings = load(path, folders=folders)
     assert [(notice.name, notice.origin.line) for notice in settings.without_effect] == [
-        ("server.profile", 3),
-        ("limits.max_overtakes", 6),
+        ("server.metrics_require_auth", 3),
         ("models.initial_tier", 13),
         ("models.share_worker", 14),
     ]
     assert str(settings.without_effect[0]).endswith(
-        ":3: server.profile: is read and checked, but this version does not act on it"
+        ":3: server.metrics_require_auth: is read and checked, but this version does not act on it"
     )
-    assert '"tier2_pinned_ram"' in str(settings.without_effect[2])
+    assert '"tier2_pinned_ram"' in str(settings.without_effect[1])
 
 
 def test_a_flag_that_names_no_setting_is_refused(folders: Folders) -> None:

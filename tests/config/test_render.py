@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypnos_engine.config.model_settings import ARCH
 from hypnos_engine.config.render import LONGEST_BLOCK, parse_model, render_model
 from hypnos_engine.domain.errors import ConfigurationInvalid
-from hypnos_engine.domain.kinds import EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
+from hypnos_engine.domain.kinds import Drafts, EngineKind, KvType, LoadMode, Modality, MoeOffload, Priority, Tier
 from hypnos_engine.domain.model import ImageDefaults, ModelId, ModelSpec
 
 ANY = st.characters(exclude_categories=("Cs", "Cc"))
@@ -33,6 +33,7 @@ MODELS = st.builds(
     context_len=st.none() | st.integers(256, 1 << 26),
     slots=st.integers(1, 256),
     kv_type=st.sampled_from(KvType),
+    draft=st.sampled_from(Drafts),
     initial_tier=st.sampled_from(Tier),
     priority=st.sampled_from(Priority),
     keep_warm_in_ram=st.booleans(),

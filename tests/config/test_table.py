@@ -30,8 +30,8 @@ NAMES = {
     "hardware.simulate.devices": "total_bytes name",
     "hardware.simulate.others": "used_bytes after_secs device",
     "models": "id name modality additional_modalities engine weights_path aux_path text_encoder_path tokenizer_path "
-    "voices_path context_len slots kv_type initial_tier priority keep_warm_in_ram moe_offload min_gpu_layer_ratio "
-    "load_mode share_worker allow_untested enabled",
+    "voices_path context_len slots kv_type draft initial_tier priority keep_warm_in_ram moe_offload "
+    "min_gpu_layer_ratio load_mode share_worker allow_untested enabled",
     "models.arch": "num_layers num_kv_heads head_dim context_train weights_bytes kv_bytes_per_token expert_bytes "
     "vocabulary_size",
     "models.image": "steps cfg_scale edit",

@@ -12,6 +12,7 @@ from hypnos_engine.runtime.dispatcher import Dispatcher
 from hypnos_engine.runtime.lease import Ask, Lease
 from hypnos_engine.scheduler import events as ev
 from hypnos_engine.scheduler.core import Scheduler
+from hypnos_engine.scheduler.limits import Budgets, Limits
 from hypnos_engine.scheduler.placement import WORKER_BYTES
 
 ONE_MODEL = int(WORKER_BYTES * 1.5)
@@ -51,7 +52,7 @@ async def bench(
     *names: str, memory_bytes: int = TWO_MODELS, scripts: dict[str, list[FakeScript]] | None = None, slots: int = 2
 ) -> AsyncIterator[Bench]:
     """Run a dispatcher for the length of the block; the scripts of a model are used in turn, the last for ever."""
-    scheduler = Scheduler([fake_spec(name, slots) for name in names], max_queue_per_model=8, max_overtaken_s=30.0)
+    scheduler = Scheduler([fake_spec(name, slots) for name in names], Limits())
     on = Bench()
     left = {name: list(those) for name, those in (scripts or {}).items()}
 
@@ -67,11 +68,11 @@ async def bench(
     def sample() -> ev.MachineSampled:
         if on.blind:
             raise OSError("no sample")
-        return ev.MachineSampled(memory_bytes, 0)
+        return ev.MachineSampled(memory_bytes)
 
     on.dispatcher = Dispatcher(scheduler, make, weights_path=lambda _model: "", sample=sample)
-    budgets = ev.Budgets(0, memory_bytes, 2, device_layers=False)
-    on.dispatcher.post(ev.MachineSampled(memory_bytes, 0), ev.BudgetsSet(budgets))
+    budgets = Budgets((), memory_bytes, 2, device_layers=False)
+    on.dispatcher.post(ev.MachineSampled(memory_bytes), ev.BudgetsSet(budgets))
     try:
         yield on
     finally:

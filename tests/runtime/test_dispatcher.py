@@ -225,3 +225,29 @@ async def test_a_machine_that_cannot_be_sampled_leaves_no_request_behind() -> No
         on.blind = False
         assert on.leases("a") == on.queued("a") == 0
         assert await ask(on, "a") == "one two three"
+
+
+async def test_a_request_whose_worker_dies_before_it_says_anything_is_served_by_the_next_one() -> None:
+    async with bench("a", scripts={"a": [FakeScript(), FakeScript()]}) as on:
+        async with on.dispatcher.lease(Ask(A)) as lease:
+            on.engines[0].die(WorkerDied("killed"))
+            assert await read(lease) == "one two three"
+        assert len(on.engines) == 2
+        assert on.leases("a") == on.queued("a") == 0
+
+
+async def test_leaving_while_the_next_worker_is_awaited_leaves_nothing_behind() -> None:
+    gate = asyncio.Event()
+    async with bench("a", scripts={"a": [FakeScript(), FakeScript(load_gate=gate)]}) as on:
+
+        async def unlucky() -> str:
+            async with on.dispatcher.lease(Ask(A)) as lease:
+                on.engines[0].die(WorkerDied("killed"))
+                return await read(lease)
+
+        request = asyncio.create_task(unlucky())
+        await on.dispatcher.until(lambda: len(on.engines) == 2 and on.queued("a") == 1)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert on.leases("a") == on.queued("a") == 0

@@ -1,6 +1,8 @@
 """From a plan to a load message, and from a worker's report to booked bytes."""
 
-from hypnos_engine.domain.kinds import EngineKind, Modality
+from dataclasses import replace
+
+from hypnos_engine.domain.kinds import Drafts, EngineKind, Modality
 from hypnos_engine.domain.memory import Footprint, Placement
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.ipc import messages as m
@@ -18,6 +20,20 @@ def test_a_plan_without_device_bytes_gives_the_accelerator_nothing() -> None:
     load = request(Placement(gpu_layers=30, allocated_context_len=4096), Footprint(file_pages=10))
     assert load.gpu_layers == 0
     assert (load.context_len, load.slots, load.threads, load.weights_path) == (4096, 3, 2, "/models/a.gguf")
+
+
+def test_a_model_for_embeddings_is_loaded_to_make_vectors() -> None:
+    plan = Plan(Placement(allocated_context_len=512), Footprint(file_pages=10))
+    for modality in Modality:
+        load = load_request(replace(SPEC, modality=modality), "/models/a.gguf", plan, threads=1)
+        assert load.embeddings is (modality is Modality.EMBEDDINGS)
+
+
+def test_guesses_are_made_only_where_the_settings_say_so() -> None:
+    plan = Plan(Placement(allocated_context_len=512), Footprint(file_pages=10))
+    assert load_request(SPEC, "/models/a.gguf", plan, threads=1).draft == m.Load("a", "").draft == Drafts.OFF
+    load = load_request(replace(SPEC, draft=Drafts.NGRAM), "/models/a.gguf", plan, threads=1)
+    assert load.draft == Drafts.NGRAM
 
 
 def test_a_whole_placement_asks_for_every_layer_and_the_head() -> None:

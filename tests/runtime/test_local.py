@@ -1,19 +1,20 @@
 """The running engine: files are looked at, startup models staged, views true."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hypnos_engine.domain.errors import LoadFailed, ModelNotAvailable
-from hypnos_engine.domain.kinds import EngineKind, Modality, Residency, Tier
+from hypnos_engine.domain.errors import ConfigurationInvalid, LoadFailed, ModelNotAvailable
+from hypnos_engine.domain.kinds import EngineKind, Modality, Priority, Residency, Tier
 from hypnos_engine.domain.memory import HardwareSnapshot
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.engines.fake import FakeEngine
 from hypnos_engine.hardware.machine import host_memory, snapshot
 from hypnos_engine.runtime.lease import Ask
-from hypnos_engine.runtime.local import LocalRuntime, Machine, Queueing
-from hypnos_engine.scheduler.events import Budgets
+from hypnos_engine.runtime.local import LocalRuntime, Machine
+from hypnos_engine.scheduler.limits import Budgets, Limits
 from hypnos_engine.testing.tiny_gguf import write_llama, write_moe
 from tests.runtime.bench import read
 
@@ -26,14 +27,14 @@ def hardware() -> HardwareSnapshot:
 
 
 def machine(host_bytes: int = 4 * GIB) -> Machine:
-    return Machine(hardware(), Budgets(0, host_bytes, 2, device_layers=False), tier2_budget_bytes=host_bytes)
+    return Machine(hardware(), Budgets((), host_bytes, 2, device_layers=False), tier2_budget_bytes=host_bytes)
 
 
 def runtime(folder: Path, *, initial_tier: Tier = Tier.DISK, enabled: bool = True) -> LocalRuntime:
     spec = ModelSpec(
         A, Modality.TEXT, EngineKind.LLAMA, "a.gguf", context_len=512, initial_tier=initial_tier, enabled=enabled
     )
-    return LocalRuntime([spec], [folder], lambda spec: FakeEngine(spec.id), Queueing(8, 30.0))
+    return LocalRuntime([spec], [folder], lambda spec: FakeEngine(spec.id), Limits())
 
 
 async def test_the_header_is_read_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -121,3 +122,18 @@ async def test_status_is_there_before_the_machine_is_known(tmp_path: Path) -> No
     assert [model.spec.id for model in memory.models] == [A]
     assert running.estimated_wait_ms(A) is None
     await asyncio.wait_for(running.stop(), 5)
+
+
+async def test_pinned_models_that_do_not_fit_together_are_refused_at_the_start(tmp_path: Path) -> None:
+    specs = []
+    for name in ("a", "b"):
+        write_llama(tmp_path / f"{name}.gguf")
+        model = ModelId(name)
+        spec = ModelSpec(model, Modality.TEXT, EngineKind.LLAMA, f"{name}.gguf", context_len=512)
+        specs.append(replace(spec, priority=Priority.REALTIME_PINNED))
+    running = LocalRuntime(specs, [tmp_path], lambda spec: FakeEngine(spec.id), Limits())
+    try:
+        with pytest.raises(ConfigurationInvalid, match=r"'b' does not fit beside a .* pin fewer"):
+            await running.start(machine(host_bytes=60 * 2**20))
+    finally:
+        await running.stop()

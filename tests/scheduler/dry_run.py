@@ -1,7 +1,9 @@
 """Run as a program: llama.cpp goes through loading without allocating anything, and its numbers are printed as JSON.
 
-Arguments: the file, 1 if it makes embeddings, then one `cells,slots,kv type` per context. Or `repacked` and a file that
-is really loaded: printed is how much of it the processor copied into another layout.
+Arguments: the file, 1 if it makes embeddings, then one `cells,slots,kv type` per context, with `,tokens` behind it
+where another number than usual is computed at once, and `,logits` behind that where more than one of each slot has
+them. Or `repacked` and a file that is really loaded: printed is how much
+of it the processor copied into another layout.
 """
 
 import ctypes
@@ -31,11 +33,11 @@ _keep = llama.llama_log_callback(_keep_line)
 
 
 def _context(model: "llama.llama_model_p", wish: str, *, embeds: bool) -> dict[str, object]:
-    cells, slots, kv_type = wish.split(",")
+    cells, slots, kv_type, *tokens = wish.split(",")
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_seq_max = int(cells), int(slots)
-    params.n_outputs_max = 0 if embeds else int(slots)
-    params.n_batch = params.n_ubatch = MICRO_BATCH
+    params.n_outputs_max = 0 if embeds else int(tokens[1] if len(tokens) > 1 else slots)
+    params.n_batch = params.n_ubatch = int(tokens[0]) if tokens else MICRO_BATCH
     params.n_threads = params.n_threads_batch = 1
     params.type_k = params.type_v = KV_TYPES[kv_type]
     params.flash_attn_type = FLASH_ATTENTION_AUTO

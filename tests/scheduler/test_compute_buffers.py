@@ -20,6 +20,7 @@ from hypnos_engine.testing.sparse_gguf import write
 MIB = 2**20
 RECORDED: dict[str, tuple[float, float]] = {
     "all-minilm-l6-v2": (5.76, 5.76),
+    "bge-m3": (14.51, 14.51),
     "embeddinggemma-300m": (12.26, 12.26),
     "gemma3-1b": (54.27, 67.77),
     "gemma3-270m": (22.77, 36.27),
@@ -36,6 +37,7 @@ RECORDED: dict[str, tuple[float, float]] = {
     "lfm2.5-350m": (37.02, 49.04),
     "lfm2.5-8b-a1b": (58.20, 70.20),
     "llama-3.2-1b": (68.01, 80.01),
+    "modernbert-base": (12.26, 12.26),
     "nemotron-3-nano-30b-a3b": (81.01, 97.70),
     "nomic-embed-text-v1.5": (23.01, 23.01),
     "phi-4-mini": (70.01, 82.01),
@@ -43,6 +45,7 @@ RECORDED: dict[str, tuple[float, float]] = {
     "qwen3-0.6b": (30.01, 42.01),
     "qwen3-4b": (84.01, 96.01),
     "qwen3-coder-30b-a3b": (92.01, 104.01),
+    "qwen3-embedding-0.6b": (30.01, 42.01),
     "qwen3-vl-2b": (80.02, 92.02),
     "qwen3.5-0.8b": (46.16, 58.58),
     "qwen3.5-4b": (73.02, 85.02),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hypnos_engine.domain.kinds import EngineKind, KvType, Modality
+from hypnos_engine.domain.drafting import output_rows
+from hypnos_engine.domain.kinds import Drafts, EngineKind, KvType, Modality
 from hypnos_engine.domain.model import LayerShape, ModelId, ModelShape, ModelSpec
 from hypnos_engine.gguf import read_shape
 from hypnos_engine.scheduler.footprint import compute_bytes, layer_kv_bytes, output_bytes, pad_cells, window_cells
@@ -138,12 +139,39 @@ def test_a_plan_holds_exactly_the_tensors_the_cache_and_the_buffers(tmp_path: Pa
     write(tmp_path / "model.gguf", REAL_MODELS["smollm2-360m"].build())
     shape = read_shape(tmp_path / "model.gguf")
     spec = ModelSpec(ModelId("m"), Modality.TEXT, EngineKind.LLAMA, "model.gguf", slots=4)
-    planned = plan(spec, shape, 4096, Free(2**40, 0, device_layers=False, unified=True))
+    planned = plan(spec, shape, 4096, Free(2**40, (), device_layers=False))
     assert isinstance(planned, Plan)
     footprint = planned.footprint
     assert footprint.file_pages == shape.tensor_bytes
     assert footprint.kv == kv_bytes(shape, KvType.F16, 4096, 4)
     assert footprint.workspace == compute_bytes(shape, 4096, 4) + output_bytes(shape, 4)
+
+
+@pytest.mark.parametrize("name", ["gemma3-270m", "smollm2-360m"])
+def test_guesses_take_room_for_their_logits(name: str, tmp_path: Path) -> None:
+    """One model of 262,144 tokens, one of 49,152."""
+    path = tmp_path / "model.gguf"
+    write(path, REAL_MODELS[name].build())
+    shape = read_shape(path)
+    rows = output_rows(4, Drafts.NGRAM)
+    command = [sys.executable, str(DRY_RUN), str(path), "0", f"4096,4,f16,{MICRO_BATCH},{rows}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    compute = float(json.loads(done.stdout)["contexts"][0]["compute_mib"][0]) * MIB
+    # Many logits go where the masks were, which the planner keeps to the end.
+    assert 0 <= compute_bytes(shape, 4096, 4, rows) - compute + EXACT_COMPUTE_BYTES <= 2 * EXACT_COMPUTE_BYTES + 8 * MIB
+    spec = ModelSpec(ModelId("m"), Modality.TEXT, EngineKind.LLAMA, "model.gguf", slots=4, draft=Drafts.NGRAM)
+    planned = plan(spec, shape, 4096, Free(2**40, (), device_layers=False))
+    assert isinstance(planned, Plan)
+    assert planned.footprint.workspace == compute_bytes(shape, 4096, 4, rows) + output_bytes(shape, 4, rows)
+    assert output_bytes(shape, 4, rows) == rows * shape.vocabulary_size * 4
+
+
+def test_a_model_that_cannot_guess_needs_no_room_for_it(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", REAL_MODELS["lfm2.5-350m"].build())
+    shape = read_shape(tmp_path / "model.gguf")
+    free = Free(2**40, (), device_layers=False)
+    specs = [ModelSpec(ModelId("m"), Modality.TEXT, EngineKind.LLAMA, "model.gguf", draft=draft) for draft in Drafts]
+    assert plan(specs[0], shape, 4096, free) == plan(specs[1], shape, 4096, free)
 
 
 def test_what_lies_outside_the_layers_is_told_apart(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.workers.driver import Worker, chat
 
 MIB = 2**20
 DRY_RUN = Path(__file__).with_name("dry_run.py")
-PROCESSOR = Free(2**40, 0, device_layers=False, unified=True)
+PROCESSOR = Free(2**40, (), device_layers=False)
 FRACTION, BYTES = 0.03, 8 * MIB
 READ = "0"
 

@@ -59,7 +59,7 @@ def spec(**changes: object) -> ModelSpec:
 
 
 def discrete(device_bytes: int, host_bytes: int = PLENTY) -> Free:
-    return Free(host_bytes, device_bytes, device_layers=True, unified=False)
+    return Free(host_bytes, (device_bytes,), device_layers=True)
 
 
 def placed(answer: Plan | Shortage) -> Plan:
@@ -78,7 +78,7 @@ def device_peak(model: ModelShape, **changes: object) -> int:
 
 
 def test_without_a_shape_only_the_worker_counts() -> None:
-    answer = placed(plan(spec(), None, CELLS, Free(WORKER_BYTES, 0, device_layers=False, unified=True)))
+    answer = placed(plan(spec(), None, CELLS, Free(WORKER_BYTES, (), device_layers=False)))
     assert answer.footprint.anonymous == answer.footprint.peak == WORKER_BYTES
     assert answer.placement.allocated_context_len == CELLS
 
@@ -183,7 +183,7 @@ def test_without_a_lower_bound_the_processor_does_it_all() -> None:
 def test_a_refusal_names_the_memory_that_is_missing() -> None:
     on_host = placed(plan(spec(), DENSE, CELLS, discrete(0))).host_peak_bytes
     assert plan(spec(), DENSE, CELLS, discrete(0, on_host - 1)) == Shortage(on_host, on_host - 1)
-    only_host = Free(on_host - 1, 0, device_layers=False, unified=True)
+    only_host = Free(on_host - 1, (), device_layers=False)
     assert plan(spec(), DENSE, CELLS, only_host) == Shortage(on_host, on_host - 1)
 
 
@@ -197,10 +197,10 @@ def test_the_host_needs_room_for_what_the_device_does_not_hold() -> None:
 
 
 def test_on_one_pool_both_sides_are_added_up() -> None:
-    whole = placed(plan(spec(), DENSE, CELLS, Free(PLENTY, 0, device_layers=True, unified=True)))
+    whole = placed(plan(spec(), DENSE, CELLS, Free(PLENTY, (), device_layers=True)))
     assert whole.footprint.device_context == 0
     both = whole.device_peak_bytes + whole.host_peak_bytes
-    pool = Free(both - 1, 0, device_layers=True, unified=True)
+    pool = Free(both - 1, (), device_layers=True)
     assert isinstance(plan(spec(min_gpu_layer_ratio=0.1), DENSE, CELLS, pool), Shortage)
     assert plan(spec(min_gpu_layer_ratio=0.1), DENSE, CELLS, pool) == Shortage(both, both - 1)
     exact = placed(plan(spec(), DENSE, CELLS, replace(pool, host_bytes=both)))
@@ -209,7 +209,7 @@ def test_on_one_pool_both_sides_are_added_up() -> None:
 
 
 def test_on_one_pool_offloading_experts_would_free_nothing() -> None:
-    pool = Free(PLENTY, 0, device_layers=True, unified=True)
+    pool = Free(PLENTY, (), device_layers=True)
     answer = placed(plan(spec(moe_offload=MoeOffload.ON), MIXTURE, CELLS, pool))
     assert answer.placement.cpu_expert_layers == 0
 
@@ -220,14 +220,14 @@ def test_on_one_pool_offloading_experts_would_free_nothing() -> None:
 def test_only_a_processor_repacks() -> None:
     layer = replace(EXPERT_LAYER, repackable_bytes=60 * MIB, repackable_expert_bytes=300 * MIB)
     model = shape(layer, repackable_head_bytes=7 * MIB)
-    processor = Free(PLENTY, 0, device_layers=False, unified=True)
+    processor = Free(PLENTY, (), device_layers=False)
     assert placed(plan(spec(), model, CELLS, processor)).footprint.repacked == LAYERS * 360 * MIB + 7 * MIB
     assert placed(plan(spec(), model, CELLS, discrete(0))).footprint.repacked == 0
 
 
 def test_weights_that_are_read_are_private_and_exist_once() -> None:
     model = shape(replace(DENSE_LAYER, repackable_bytes=60 * MIB))
-    processor = Free(PLENTY, 0, device_layers=False, unified=True)
+    processor = Free(PLENTY, (), device_layers=False)
     mapped = placed(plan(spec(load_mode=LoadMode.MMAP), model, CELLS, processor)).footprint
     read = placed(plan(spec(load_mode=LoadMode.READ), model, CELLS, processor)).footprint
     assert (mapped.file_pages, mapped.anonymous) == (model.tensor_bytes, worker_bytes(model))

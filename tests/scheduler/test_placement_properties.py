@@ -76,9 +76,9 @@ specs = st.builds(
 machines = st.builds(
     Free,
     host_bytes=st.integers(0, 24 * GIB),
-    device_bytes=st.integers(0, 24 * GIB),
+    device_bytes=st.lists(st.integers(0, 24 * GIB), max_size=3).map(tuple),
     device_layers=st.booleans(),
-    unified=st.booleans(),
+    held_pages_bytes=st.sampled_from([0, 0, GIB]),
 )
 
 
@@ -98,20 +98,24 @@ def test_a_plan_never_exceeds_what_is_free_and_a_refusal_always_does(
         assert answer.needed_bytes > answer.free_bytes
         return
     footprint = answer.footprint
+    shared = min(free.held_pages_bytes, footprint.file_pages)
     assert min(footprint.file_pages, footprint.anonymous, footprint.device, footprint.kv, footprint.workspace) >= 0
     assert footprint.peak >= footprint.total == answer.host_peak_bytes + answer.device_peak_bytes
     if free.unified or not free.device_layers:
-        assert footprint.peak <= free.host_bytes
+        assert footprint.peak - shared <= free.host_bytes
     else:
-        assert answer.host_peak_bytes <= free.host_bytes
-        assert answer.device_peak_bytes <= free.device_bytes
+        assert answer.host_peak_bytes - shared <= free.host_bytes
+        assert all(share <= device for share, device in zip(answer.device_shares, free.device_bytes, strict=False))
+        assert sum(answer.device_shares) == answer.device_peak_bytes
+        assert sum(answer.device_layers) == (answer.placement.gpu_layers if answer.devices else 0)
 
 
 @given(spec=specs, shape=shapes(), wanted=cells, free=machines, more=st.tuples(sizes, sizes))
 def test_more_free_memory_never_refuses_what_less_allowed(
     spec: ModelSpec, shape: ModelShape, wanted: int, free: Free, more: tuple[int, int]
 ) -> None:
-    larger = replace(free, host_bytes=free.host_bytes + more[0], device_bytes=free.device_bytes + more[1])
+    devices = tuple(device + more[1] for device in free.device_bytes)
+    larger = replace(free, host_bytes=free.host_bytes + more[0], device_bytes=devices)
     if isinstance(plan(spec, shape, wanted, free), Plan):
         assert isinstance(plan(spec, shape, wanted, larger), Plan)
 
@@ -161,7 +165,7 @@ def test_every_weight_is_counted_once(
 @given(spec=specs, shape=shapes(), wanted=cells, free=machines)
 def test_one_pool_needs_the_sum_of_both_sides(spec: ModelSpec, shape: ModelShape, wanted: int, free: Free) -> None:
     strict = replace(spec, min_gpu_layer_ratio=1.0)
-    pool = replace(free, unified=True, device_layers=True)
+    pool = replace(free, device_bytes=(), device_layers=True, held_pages_bytes=0)
     whole = parts_of(strict, shape, wanted).divided(Split(len(shape.layers)), context_bytes=0)
     answer = plan(strict, shape, wanted, pool)
     assert isinstance(answer, Plan) == (whole.peak <= pool.host_bytes)

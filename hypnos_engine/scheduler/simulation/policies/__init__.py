@@ -1,0 +1,1 @@
+"""Schedulers to compare: this program's own, and what others are known to do."""
