@@ -5,7 +5,7 @@ Decides nothing. Every implementation passes `hypnos_engine.testing.engine_confo
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hypnos_engine.domain.errors import HypnosError
 from hypnos_engine.domain.kinds import EngineKind
@@ -71,6 +71,36 @@ class Engine(Protocol):
 
     async def exited(self) -> Exit:
         """Return once the process is reaped. Any number of callers, before or after the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector for each text of a request, in its order."""
+
+    dimensions: int
+    """Elements of each vector."""
+    packed: bytes
+    """float32, little-endian, vector after vector."""
+    prompt_tokens: tuple[int, ...]
+    """Tokens of each text, the model's own marks included."""
+    truncated: tuple[int, ...]
+    """Which texts were cut, counted from 0; none unless the request allowed it."""
+    timing: m.EngineTiming
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """The ability to make vectors of texts, of an engine whose `Load.embeddings` said so."""
+
+    async def embed(self, request: m.Embed) -> Embeddings:
+        """Make one vector of each text; `request.id` is the caller's and unique among unfinished ones of both kinds.
+
+        Any number may overlap; they share the engine's batches and take turns in them. Cancelling the call stops the
+        computation at its next batch. Raises InvalidRequest (a text that is too long or empty, which the message
+        counts from 0; a model that was loaded to generate), ModelBusy, EngineFailed, and WorkerDied or Cancelled at the
+        end of the engine; after any of them nothing of the request goes on.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.ipc.framing import FrameError, encode, from_worker_decoder
+from hypnos_engine.ipc.framing import FrameError, encode_in_pieces, from_worker_decoder
 
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 """Bytes that may wait for a worker which does not read; one message may exceed it."""
@@ -123,12 +123,13 @@ class SocketChannel:
 
     def send(self, message: m.ToWorker, *, urgent: bool = False) -> None:
         """As Channel.send."""
-        frame = encode(message)
+        pieces = encode_in_pieces(message)
         if self._transport.is_closing():
             return
         if not urgent and self.pending_bytes > MAX_PENDING_BYTES:
             raise ChannelFull
-        self._transport.write(frame)
+        for piece in pieces:
+            self._transport.write(piece)
 
     def close(self) -> None:
         """As Channel.close."""
@@ -165,14 +166,15 @@ class PipeChannel:
 
     def send(self, message: m.ToWorker, *, urgent: bool = False) -> None:
         """As Channel.send."""
-        frame = encode(message)
+        pieces = encode_in_pieces(message)
         if not self._open:
             return
         if not urgent and self._pending_bytes > MAX_PENDING_BYTES:
             raise ChannelFull
         with self._lock:
-            self._pending_bytes += len(frame)
-        self._outgoing.put(frame)
+            self._pending_bytes += sum(map(len, pieces))
+        for piece in pieces:
+            self._outgoing.put(piece)
 
     def close(self) -> None:
         """As Channel.close."""

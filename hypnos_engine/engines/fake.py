@@ -5,9 +5,14 @@ Deterministic: it never sleeps, and waits only for the gates of its script. `hyp
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable
+import math
+from array import array
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
+from hypnos_engine.domain.embedding import MOST_TEXTS
 from hypnos_engine.domain.errors import (
     Cancelled,
     EngineFailed,
@@ -17,7 +22,8 @@ from hypnos_engine.domain.errors import (
     error_from_code,
 )
 from hypnos_engine.domain.kinds import EngineKind
-from hypnos_engine.engines.base import ContextSink, Exit, GenerationEvent, ProgressSink
+from hypnos_engine.engines.base import ContextSink, Embeddings, Exit, GenerationEvent, ProgressSink
+from hypnos_engine.engines.embedding import VectorBox
 from hypnos_engine.engines.mailbox import Mailbox
 from hypnos_engine.ipc import messages as m
 
@@ -37,6 +43,12 @@ def counting(request: m.Generate) -> Iterable[str]:
     return (f"{number} " for number in itertools.count())
 
 
+def letters(text: str) -> tuple[float, ...]:
+    """How many letters, blanks and other characters a text has, and a constant: four elements."""
+    alphabetic, blank = sum(map(str.isalpha, text)), sum(map(str.isspace, text))
+    return (float(alphabetic), float(blank), float(len(text) - alphabetic - blank), 1.0)
+
+
 @dataclass(slots=True)
 class FakeScript:
     """What a FakeEngine does. A gate that is None is open."""
@@ -47,12 +59,14 @@ class FakeScript:
     progress: tuple[m.LoadProgress, ...] = ()
     reply: Callable[[m.Generate], Iterable[str]] = echo
     """The tokens of an answer."""
+    vector: Callable[[str], tuple[float, ...]] = letters
+    """The vector of a text, before it is scaled; of one length for all texts."""
     token_gate: asyncio.Semaphore | None = None
-    """Each token of any request takes one permit."""
+    """Each token of any request takes one permit; each text, where vectors are made of texts."""
     fail_after: int | None = None
-    """Tokens after which each request fails with EngineFailed."""
+    """Tokens (or texts) after which each request fails with EngineFailed."""
     die_after: int | None = None
-    """Tokens, of all requests together, after which the engine dies."""
+    """Tokens (or texts), of all requests together, after which the engine dies."""
     unload_gate: asyncio.Event | None = None
     """`unload` waits for it before the engine is gone."""
     memory: m.MemoryReport = NO_MEMORY
@@ -69,17 +83,25 @@ class _Run:
     task: asyncio.Task[None] | None = field(default=None)
 
 
+@dataclass(slots=True)
+class _VectorRun:
+    request: m.Embed
+    mailbox: VectorBox
+    task: asyncio.Task[None] | None = field(default=None)
+
+
 class FakeEngine:
-    """Implements Engine; `loads`, `requests` and `sent` keep what it was asked, oldest first."""
+    """Implements Engine and Embeds; `loads`, `requests`, `embeds` and `sent` keep what it was asked, oldest first."""
 
     def __init__(self, model: str, script: FakeScript | None = None) -> None:
         self.kind = EngineKind.FAKE
         self.script = script or FakeScript()
         self.loads: list[m.Load] = []
         self.requests: list[m.Generate] = []
+        self.embeds: list[m.Embed] = []
         self.sent: list[m.ResizeContext | m.DenyContext | m.SetThreads] = []
         self._model = model
-        self._running: dict[int, _Run] = {}
+        self._running: dict[int, _Run | _VectorRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(1)
         self._busy = 0
@@ -114,10 +136,18 @@ class FakeEngine:
                 if isinstance(event, m.Finished):
                     return
         finally:
-            if self._running.get(request.id) is run:
-                del self._running[request.id]
-            assert run.task is not None
-            run.task.cancel()
+            self._leave(run)
+
+    async def embed(self, request: m.Embed) -> Embeddings:
+        """As Embeds.embed."""
+        self._check(request.id, embeddings=True)
+        self.embeds.append(request)
+        run = _VectorRun(request, VectorBox(request))
+        self._enter(run, self._produce(run))
+        try:
+            return await run.mailbox.take()
+        finally:
+            self._leave(run)
 
     def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
         """As Engine.send."""
@@ -191,7 +221,8 @@ class FakeEngine:
             phases=phases,
             memory=self.script.memory,
             library="fake 1",
-            has_chat_template=True,
+            has_chat_template=not request.embeddings,
+            dimensions=len(self.script.vector("")) if request.embeddings else 0,
         )
 
     async def _gate_or_end(self, gate: asyncio.Event) -> None:
@@ -203,28 +234,48 @@ class FakeEngine:
                 wait.cancel()
 
     def _submit(self, request: m.Generate) -> _Run:
+        self._check(request.id, embeddings=False)
+        request = msgspec.structs.replace(request, messages=m.unpacked(request.messages))
+        self.requests.append(request)
+        run = _Run(request, Mailbox(request))
+        self._enter(run, self._produce(run))
+        return run
+
+    def _check(self, number: int, *, embeddings: bool) -> None:
         if self._exit is not None and self._exit.error is not None:
             raise error_from_code(self._exit.error.code, self._exit.error.message)
         if self._ending.is_set() or self._exit is not None:
             raise self._unloaded()
         if not self._ready:
             raise EngineFailed(f"The model '{self._model}' is not loaded.")
-        if request.id in self._running:
-            raise ValueError(f"request {request.id} is still running")
-        self.requests.append(request)
-        run = self._running[request.id] = _Run(request, Mailbox(request))
-        run.task = asyncio.get_running_loop().create_task(self._produce(run), name=f"fake request {request.id}")
+        if number in self._running:
+            raise ValueError(f"request {number} is still running")
+        if self.loads[0].embeddings is not embeddings:
+            raise InvalidRequest(f"The model '{self._model}' was loaded for requests of another kind.")
+
+    def _enter(self, run: _Run | _VectorRun, produce: Coroutine[None, None, None]) -> None:
+        self._running[run.request.id] = run
+        run.task = asyncio.get_running_loop().create_task(produce, name=f"fake request {run.request.id}")
         self._tasks.add(run.task)
         run.task.add_done_callback(self._tasks.discard)
-        return run
 
-    async def _produce(self, run: _Run) -> None:
+    def _leave(self, run: _Run | _VectorRun) -> None:
+        if self._running.get(run.request.id) is run:
+            del self._running[run.request.id]
+        assert run.task is not None
+        run.task.cancel()
+
+    async def _produce(self, run: _Run | _VectorRun) -> None:
         clock = asyncio.get_running_loop().time
         arrived_s = clock()
         async with self._slots:
             self._busy += 1
             try:
-                await self._answer(run, queue_ms=(clock() - arrived_s) * 1e3)
+                queue_ms = (clock() - arrived_s) * 1e3
+                if isinstance(run, _VectorRun):
+                    await self._make_vectors(run, queue_ms)
+                else:
+                    await self._answer(run, queue_ms=queue_ms)
             except HypnosError as error:
                 run.mailbox.fail(error)
             finally:
@@ -261,6 +312,25 @@ class FakeEngine:
             concurrent_slots=concurrent,
         )
         run.mailbox.finish(m.Finished(request.id, reason, prompt_tokens, count, 0, timing))
+
+    async def _make_vectors(self, run: _VectorRun, queue_ms: float) -> None:
+        request, window = run.request, self.loads[0].context_len
+        counts = [len(text.split()) + 1 for text in request.texts]
+        long = tuple(index for index, count in enumerate(counts) if count > window)
+        if not 1 <= len(request.texts) <= MOST_TEXTS:
+            raise InvalidRequest(f"A request has 1 to {MOST_TEXTS} texts, not {len(request.texts)}.")
+        if long and not request.truncate:
+            raise InvalidRequest(f"The text {long[0]} has {counts[long[0]]} tokens and the model takes {window}.")
+        concurrent = self._busy
+        for index, text in enumerate(request.texts):
+            await self._next_token(index)
+            values = self.script.vector(" ".join(text.split()[: window - 1]) if index in long else text)
+            length = math.sqrt(sum(value * value for value in values)) if request.normalise else 1.0
+            packed = array("f", [value / (length or 1.0) for value in values]).tobytes()
+            run.mailbox.put(m.Vectors(request.id, index, len(values), packed))
+            concurrent = max(concurrent, self._busy)
+        timing = m.EngineTiming(queue_ms=queue_ms, prefill_ms=0.0, concurrent_slots=concurrent)
+        run.mailbox.finish(m.Embedded(request.id, tuple(min(count, window) for count in counts), timing, long))
 
     async def _next_token(self, count: int) -> None:
         if self.script.token_gate is None:

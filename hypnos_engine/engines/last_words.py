@@ -21,9 +21,18 @@ _ALLOCATION_FAILED = re.compile(
     r"|cudaErrorMemoryAllocation|insufficient memory",
     re.IGNORECASE,
 )
+_HOST_ALLOCATION_FAILED = re.compile(
+    r"std::bad_alloc|MemoryError|Cannot allocate memory|cpu_buffer_type_alloc_buffer: failed to allocate"
+    r"|failed to allocate CPU|insufficient memory \(attempted|ctx->mem_buffer != NULL|mmap failed"
+    r"|memory allocation of \d+ bytes failed"
+    r"|can't start new thread",
+)
+"""In the words of C++, Python, the C library, ggml and Rust."""
 _HARMLESS = re.compile(r"pinned memory", re.IGNORECASE)
 """ggml says so, then goes on with ordinary memory."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_SOURCE_FOLDERS = re.compile(r"[^\s:]*/(?=[\w.-]+\.(c|cc|cpp|cu|cuh|h|hpp|m|mm|rs|py):\d+)")
+"""Where a library was built says nothing to whoever runs it."""
 _SHOWN_LINES = 3
 _SHOWN_CHARACTERS = 400
 _RECENT_LINES = 30
@@ -65,7 +74,7 @@ def telling_lines(lines: Sequence[str]) -> str:
     """The few lines that most likely say what went wrong, as one short text; empty when there are none."""
     recent = lines[-_RECENT_LINES:]
     chosen = [line for line in recent if _TELLING.search(line)] or recent
-    return " | ".join(chosen[-_SHOWN_LINES:])[:_SHOWN_CHARACTERS]
+    return " | ".join(_SOURCE_FOLDERS.sub("", line) for line in chosen[-_SHOWN_LINES:])[:_SHOWN_CHARACTERS]
 
 
 def describe_exit(status: int) -> str:
@@ -81,21 +90,40 @@ def describe_exit(status: int) -> str:
     return f"ended with status {status}"
 
 
-def cause_of_death(model: str, status: int, lines: Sequence[str]) -> HypnosError:
-    """The error of a worker that ended by itself: WorkerDied, or DeviceOutOfMemory if its last words say so."""
+def cause_of_death(model: str, status: int, lines: Sequence[str], *, memory_ran_out: bool = False) -> HypnosError:
+    """The error of a worker that ended by itself: WorkerDied, or DeviceOutOfMemory if its last words say so.
+
+    `memory_ran_out` tells that the system killed processes for want of memory while the worker lived.
+    """
     words = telling_lines(lines)
-    if status not in (0, -9) and _allocation_failed(lines):
-        return DeviceOutOfMemory(f"The worker of '{model}' ran out of device memory: {words}")
     said = f": {words}" if words else "."
-    if status == -9 and sys.platform != "win32":
+    if sys.platform != "win32" and status == -signal.SIGKILL:
         return WorkerDied(
-            f"The worker of '{model}' was killed (signal SIGKILL), perhaps because the system ran out of memory{said}"
+            f"The worker of '{model}' was killed (signal SIGKILL), {_why_killed(memory_ran_out=memory_ran_out)}{said}"
         )
+    if sys.platform != "win32" and status == -signal.SIGBUS:
+        return WorkerDied(
+            f"The worker of '{model}' {describe_exit(status)}: a file that it had mapped, most likely the model's own, "
+            f"was cut short or replaced, or its disk cannot be read any more. Look at the file, then try again{said}"
+        )
+    if status != 0 and _allocation_failed(lines, _HOST_ALLOCATION_FAILED):
+        return WorkerDied(
+            f"The worker of '{model}' ran out of memory and {describe_exit(status)}. Give the model a smaller "
+            f"context_len, or free memory{said}"
+        )
+    if status != 0 and _allocation_failed(lines, _ALLOCATION_FAILED):
+        return DeviceOutOfMemory(f"The worker of '{model}' ran out of device memory: {words}")
     return WorkerDied(f"The worker of '{model}' {describe_exit(status)}{said}")
 
 
-def _allocation_failed(lines: Sequence[str]) -> bool:
-    return any(_ALLOCATION_FAILED.search(line) and not _HARMLESS.search(line) for line in lines[-_RECENT_LINES:])
+def _why_killed(*, memory_ran_out: bool) -> str:
+    if memory_ran_out:
+        return "and the system ran out of memory at that time: give its model a smaller context_len, or free memory"
+    return "perhaps because the system ran out of memory"
+
+
+def _allocation_failed(lines: Sequence[str], words: re.Pattern[str]) -> bool:
+    return any(words.search(line) and not _HARMLESS.search(line) for line in lines[-_RECENT_LINES:])
 
 
 def _readable(line: bytes) -> str:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import TypeAlias
 
 from hypnos_engine.engines.channel import Channel, MessageSink, PipeChannel, SocketChannel
@@ -23,6 +24,7 @@ from hypnos_engine.engines.last_words import StderrTail
 if sys.platform == "win32":
     from hypnos_engine.engines.windows_job import Job, create_flags
 
+_VMSTAT = Path("/proc/vmstat")
 _STDERR_CHUNK_BYTES = 64 * 1024
 _STDERR_DRAIN_S = 0.5
 """How long to wait for the rest of stderr after the end; only a process that left the group can keep it open."""
@@ -68,6 +70,9 @@ class WorkerProcess:
         self._transport = transport
         self._ending = threading.Lock()
         self._reaped = False
+        self._oom_kills = _oom_kills()
+        self.memory_ran_out = False
+        """Set at the end: the system killed processes for want of memory during the life of this one."""
         self._log = logging.getLogger(f"hypnos.worker.{name.replace('.', '_')}")
         self.stderr = StderrTail()
         inherited: tuple[int, ...] = ()
@@ -144,6 +149,7 @@ class WorkerProcess:
             with self._ending:
                 self._reaped = True
                 self._kill_group()
+        self.memory_ran_out = _oom_kills() > self._oom_kills
         self._drain.join(_STDERR_DRAIN_S)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._report, status)
@@ -161,6 +167,13 @@ class WorkerProcess:
         else:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
+
+
+def _oom_kills() -> int:
+    """Processes that the system has killed for want of memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_VMSTAT.read_text().rpartition("\noom_kill ")[2].split()[0])
+    return 0
 
 
 def _popen(

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -24,13 +25,15 @@ from hypnos_engine.domain.errors import (
     error_from_code,
 )
 from hypnos_engine.domain.kinds import EngineKind
-from hypnos_engine.engines.base import ContextSink, Exit, GenerationEvent, ProgressSink
+from hypnos_engine.engines.allowance import Allowance
+from hypnos_engine.engines.base import ContextSink, Embeddings, Exit, GenerationEvent, ProgressSink
 from hypnos_engine.engines.channel import Channel, ChannelFull
-from hypnos_engine.engines.last_words import cause_of_death
-from hypnos_engine.engines.mailbox import Mailbox, OutOfOrder
+from hypnos_engine.engines.last_words import cause_of_death, telling_lines
 from hypnos_engine.engines.process import DEFAULT_TRANSPORT, Transport, WorkerProcess
 from hypnos_engine.engines.progress import ProgressThrottle
+from hypnos_engine.engines.requests import Requests
 from hypnos_engine.engines.runtimes import WorkerRuntime, environment_of
+from hypnos_engine.engines.watch import Patience, Watch
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.ipc.framing import FrameError
 
@@ -38,8 +41,11 @@ log = logging.getLogger(__name__)
 
 HELLO_WITHIN_S = 30.0
 """A worker says hello before it imports its library; only a machine that thrashes takes longer."""
-SILENT_LOAD_S = 180.0
+LOAD_PATIENCE = Patience(least_s=180.0, slowest_steps=0.0, busy_times=3.0)
 """A load reports each tensor; only compiling a device's kernels is silent for long, a minute or so at most."""
+STEP_PATIENCE = Patience()
+"""A loaded worker with work in hand says something each second, its own steps aside."""
+_LOGGED_LINES = 20
 _LAST_MESSAGES_S = 1.0
 """How long after the reaping to wait for the end of the stream, should a stray process hold it open."""
 _LAST_BREATH_S = 1.0
@@ -56,33 +62,37 @@ class WorkerEngine:
         runtime: WorkerRuntime,
         *,
         hello_within_s: float = HELLO_WITHIN_S,
-        silent_load_s: float = SILENT_LOAD_S,
+        load_patience: Patience = LOAD_PATIENCE,
+        step_patience: Patience = STEP_PATIENCE,
         transport: Transport = DEFAULT_TRANSPORT,
     ) -> None:
         self.kind = kind
         self._model = model
         self._runtime = runtime
         self._hello_within_s = hello_within_s
-        self._silent_load_s = silent_load_s
+        self._load_patience = load_patience
+        self._step_patience = step_patience
         self._transport = transport
         self._request: m.Load | None = None
         self._loading: asyncio.Future[m.Loaded] | None = None
         self._progress: ProgressThrottle | None = None
         self._on_context: ContextSink | None = None
         self._greeted = False
-        self._heard_s = 0.0
-        """When the load last said how far it is."""
+        self._watch: Watch | None = None
+        """Of the load, then of the steps."""
         self._ready = False
         self._process: WorkerProcess | None = None
         self._channel: Channel | None = None
         self._frame_error: FrameError | None = None
         self._status: int | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._running: dict[int, Mailbox] = {}
-        """Unfinished requests by the worker's number; the caller's numbers may come again, these do not."""
-        self._cancelled: set[int] = set()
-        """Numbers that were given up and whose last message is still to come."""
-        self._next_number = 1
+        self._requests = Requests(model, self._tell, self._waste)
+        self._useless = Allowance(time.monotonic)
+        """For messages that are of no use to anybody."""
+        self._context_asked = False
+        """True while the worker waits for the answer to its ContextWanted."""
+        self._given_up: WorkerDied | None = None
+        """Why the worker is being killed, when that was this engine's own decision."""
         self._ending = False
         self._ended = asyncio.Event()
         self._exit: Exit | None = None
@@ -121,7 +131,8 @@ class WorkerEngine:
 
     async def generate(self, request: m.Generate) -> AsyncGenerator[GenerationEvent, None]:
         """As Engine.generate."""
-        number, mailbox = self._submit(request)
+        self._submit(request)
+        number, mailbox = self._requests.open(request)
         try:
             while True:
                 event = await mailbox.take()
@@ -129,10 +140,20 @@ class WorkerEngine:
                 if isinstance(event, m.Finished):
                     return
         finally:
-            self._give_up(number)
+            self._requests.give_up(number)
+
+    async def embed(self, request: m.Embed) -> Embeddings:
+        """As Embeds.embed."""
+        self._submit(request)
+        number, box = self._requests.open_vectors(request)
+        try:
+            return await box.take()
+        finally:
+            self._requests.give_up(number)
 
     def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
         """As Engine.send."""
+        self._context_asked = self._context_asked and isinstance(message, m.SetThreads)
         if self._channel is not None:
             self._channel.send(message, urgent=True)
 
@@ -200,24 +221,40 @@ class WorkerEngine:
 
     def _watch_load(self) -> None:
         """Give a load up that says nothing for too long: a hung disk or driver must not hold up every other model."""
-        loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
 
-        def look() -> None:
-            silent_s = loop.time() - self._heard_s
-            if not self._is_loading():
-                return
-            if silent_s < self._silent_load_s:
-                self._after(self._silent_load_s - silent_s, look)
-                return
+        def give_up(silent_s: float, state: str) -> None:
             self._fail_load(
                 EngineTimeout(
-                    f"Loading '{self._model}' made no progress for {self._silent_load_s:g} s and was given up. Its "
-                    "disk or its driver may hang; look at them, then try again."
+                    f"Loading '{self._model}' made no progress for {silent_s:.3g} s (its process was {state}) and was "
+                    "given up. Its disk or its driver may hang; look at them, then try again."
                 )
             )
 
-        self._after(self._silent_load_s, look)
+        assert self._process is not None
+        self._watch = Watch(self._process.pid, self._load_patience, self._is_loading, give_up)
+        self._watch.start()
+
+    def _watch_steps(self) -> None:
+        """From here on, give the worker up that has work and makes no steps."""
+
+        def give_up(silent_s: float, state: str) -> None:
+            self._give_worker_up(f"made no step for {silent_s:.3g} s (its process was {state})")
+
+        assert self._process is not None
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = Watch(self._process.pid, self._step_patience, lambda: self._requests.outstanding, give_up)
+
+    def _give_worker_up(self, why: str) -> None:
+        """Fail what runs at once, and kill the worker; its end follows when the process is reaped."""
+        assert self._process is not None
+        if self._given_up is None and self._exit is None:
+            words = telling_lines(self._process.stderr.lines())
+            said = f" Its last words: {words}" if words else ""
+            self._given_up = WorkerDied(f"The worker of '{self._model}' {why} and was ended; try again.{said}")
+            self._fail_load(self._given_up)
+            self._requests.fail_all(self._given_up)
+            self._process.kill()
 
     def _tell_load(self) -> None:
         assert self._request is not None
@@ -230,33 +267,50 @@ class WorkerEngine:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: m.FromWorker) -> None:
+        if self._given_up is not None:
+            return
+        if self._watch is not None and not isinstance(message, m.Pong | m.ProbeReport):
+            self._watch.heard()
         match message:
             case m.Step():
+                if not message.deltas:
+                    self._waste()
                 for delta in message.deltas:
-                    self._on_delta(delta)
-            case m.Accepted() | m.Finished() | m.Failed():
-                self._on_request_message(message)
+                    self._requests.take_text(delta)
+            case m.Accepted() | m.Finished() | m.Vectors() | m.Embedded() | m.Failed():
+                self._requests.take(message)
             case m.Hello() if not self._greeted:
                 self._greet(message)
             case m.Loaded() if self._is_loading():
                 assert self._loading is not None
                 self._ready = True
                 self._loading.set_result(message)
+                self._watch_steps()
             case m.LoadFailed() if self._is_loading():
                 error = error_from_code(message.code, message.message)
                 self._fail_load(LoadFailed(error.message) if type(error) is EngineFailed else error)
             case m.LoadProgress() if self._is_loading():
                 assert self._progress is not None
-                self._heard_s = asyncio.get_running_loop().time()
+                self._waste()
                 self._progress.put(message)
-            case m.ContextWanted() | m.ContextResized() if self._ready and not self._ending:
+            case m.ContextWanted() if self._ready and not self._ending and not self._context_asked:
+                self._context_asked = True
                 self._pass_context(message)
-            case m.Pong() | m.ProbeReport():
-                pass
+            case m.ContextResized() if self._ready and not self._ending:
+                self._waste()
+                self._pass_context(message)
+            case m.Beat() | m.Pong() | m.ProbeReport():
+                self._waste()
             case _:
                 if not self._greeted:
                     self._fail_load(LoadFailed(f"The worker program of the engine '{self.kind}' did not say hello."))
+                self._waste()
                 log.debug("worker of %s: a %s out of place is ignored", self._model, type(message).__name__)
+
+    def _waste(self) -> None:
+        """Count a message that leads to nothing: a worker that floods is ended, or it would hold up all others."""
+        if not self._useless.spend():
+            self._give_worker_up("flooded its channel with messages of no use")
 
     def _is_loading(self) -> bool:
         return self._greeted and self._loading is not None and not self._loading.done()
@@ -268,72 +322,28 @@ class WorkerEngine:
         except Exception:
             log.exception("worker of %s: the receiver of %s failed", self._model, type(message).__name__)
 
-    def _on_delta(self, delta: m.Delta) -> None:
-        mailbox = self._running.get(delta.id)
-        if mailbox is None:
-            return  # given up, or never asked for
-        try:
-            mailbox.add(delta.text, reasoning=delta.reasoning)
-        except OutOfOrder as error:
-            self._violated(delta.id, mailbox, error)
-
-    def _on_request_message(self, message: m.Accepted | m.Finished | m.Failed) -> None:
-        last = not isinstance(message, m.Accepted)
-        mailbox = self._running.get(message.id)
-        if mailbox is None:
-            if last and message.id not in self._cancelled:
-                log.warning("worker of %s: ended a request that was not running", self._model)
-            if last:
-                self._cancelled.discard(message.id)
-            return
-        try:
-            match message:
-                case m.Accepted():
-                    mailbox.accept(message.prompt_tokens, message.cached_tokens)
-                case m.Finished():
-                    mailbox.finish(message)
-                case m.Failed():
-                    mailbox.fail(error_from_code(message.code, message.message))
-        except OutOfOrder as error:
-            self._violated(message.id, mailbox, error)
-        if last:
-            self._running.pop(message.id, None)
-            self._cancelled.discard(message.id)
-
-    def _violated(self, number: int, mailbox: Mailbox, error: OutOfOrder) -> None:
-        log.warning("worker of %s: %s", self._model, error)
-        mailbox.fail(EngineFailed(f"The engine of '{self._model}' broke its protocol: it {error}."))
-        self._give_up(number)
-
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: m.Generate) -> tuple[int, Mailbox]:
+    def _submit(self, request: m.Generate | m.Embed) -> None:
+        """Send a request under the number that the next one gets."""
         if self._ending:
             raise self._unloaded()
-        if self._exit is not None:
+        if self._exit is not None or self._given_up is not None:
             raise self._death()
         if not self._ready or self._channel is None:
             raise EngineFailed(f"The model '{self._model}' is not loaded.")
-        if any(mailbox.id == request.id for mailbox in self._running.values()):
+        if self._requests.is_running(request.id):
             raise ValueError(f"request {request.id} is still running")
-        number = self._next_number
         try:
-            self._channel.send(msgspec.structs.replace(request, id=number))
+            self._channel.send(msgspec.structs.replace(request, id=self._requests.next_number))
         except FrameError as error:
             raise InvalidRequest(
                 f"The request is too large for the model's worker: {error}. Send less text."
             ) from error
         except ChannelFull:
             raise ModelBusy(f"The worker of '{self._model}' has its hands full; try again shortly.") from None
-        self._next_number += 1
-        mailbox = self._running[number] = Mailbox(request)
-        return number, mailbox
-
-    def _give_up(self, number: int) -> None:
-        """Cancel a request unless it has ended; told to the worker once."""
-        if self._running.pop(number, None) is not None:
-            self._cancelled.add(number)
-            self._tell(m.Cancel(number))
+        if self._watch is not None:
+            self._watch.start()
 
     def _tell(self, message: m.ToWorker) -> None:
         if self._channel is not None:
@@ -348,7 +358,7 @@ class WorkerEngine:
         if not self._ending:
             self._ending = True
             self._fail_load(self._unloaded())
-            self._fail_running(self._unloaded())
+            self._requests.fail_all(self._unloaded())
             self._tell(m.Shutdown())
         if self._process is None:
             self._conclude(Exit(True, None))
@@ -377,11 +387,15 @@ class WorkerEngine:
     def _verdict(self, status: int) -> Exit:
         if self._ending:
             return Exit(True, None)
+        if self._given_up is not None:
+            return Exit(False, self._given_up)
         if self._frame_error is not None:
             reason = f"The worker of '{self._model}' was ended because it sent what is no message: {self._frame_error}."
             return Exit(False, WorkerDied(reason))
         assert self._process is not None
-        error = cause_of_death(self._model, status, self._process.stderr.lines())
+        error = cause_of_death(
+            self._model, status, self._process.stderr.lines(), memory_ran_out=self._process.memory_ran_out
+        )
         if not self._greeted and status > 0:
             error = LoadFailed(f"The worker program of the engine '{self.kind}' does not run. {error.message}")
         return Exit(False, error)
@@ -393,26 +407,26 @@ class WorkerEngine:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        if self._watch is not None:
+            self._watch.close()
         if self._channel is not None:
             self._channel.close()
         if verdict.error is not None:
+            self._log_last_words()
             self._fail_load(verdict.error)
-            self._fail_running(verdict.error)
-        self._cancelled.clear()
+            self._requests.fail_all(verdict.error)
         self._ended.set()
 
-    def _fail_running(self, error: HypnosError) -> None:
-        for number, mailbox in self._running.items():
-            mailbox.fail(error)
-            self._cancelled.add(number)
-        self._running.clear()
+    def _log_last_words(self) -> None:
+        assert self._process is not None
+        for line in self._process.stderr.lines()[-_LOGGED_LINES:]:
+            log.info("last words of the worker of %s: %s", self._model, line)
 
     def _unloaded(self) -> Cancelled:
         return Cancelled(f"The model '{self._model}' was unloaded.")
 
     def _death(self) -> HypnosError:
-        assert self._exit is not None
-        error = self._exit.error or self._unloaded()
+        error = self._given_up or (self._exit.error if self._exit is not None else None) or self._unloaded()
         return error_from_code(error.code, error.message)
 
     def _after(self, delay_s: float, callback: Callable[[], None]) -> None:

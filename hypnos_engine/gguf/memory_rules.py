@@ -27,6 +27,8 @@ ENCODERS = frozenset(
     }
 )
 """Architectures that get no cache at all."""
+_WINDOWED_ENCODERS = frozenset({"gemma-embedding", "modern-bert"})
+"""Those of them some of whose layers attend to a window on both sides."""
 
 _MOST_HEADS = 1 << 16
 _LONGEST_HEAD = 1 << 20
@@ -130,7 +132,8 @@ class Blocks:
 def layer_memory(keys: ArchitectureKeys, blocks: Blocks) -> tuple[LayerMemory, ...]:
     """Return what each layer keeps. Raises LoadFailed for keys that are missing, out of bounds or end llama.cpp."""
     if keys.architecture in ENCODERS:
-        return (LayerMemory(),) * blocks.count
+        window = keys.integer("attention.sliding_window", 0) if keys.architecture in _WINDOWED_ENCODERS else 0
+        return (LayerMemory(window=window),) * blocks.count
     heads = keys.per_layer("attention.head_count", 0, blocks.count, high=_MOST_HEADS)
     kv_heads = heads
     if keys.has("attention.head_count_kv"):

@@ -27,6 +27,7 @@ _INPUTS = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_ty
 _REPACKED = frozenset({"q4_0", "q4_K", "iq4_nl", "mxfp4"})
 """Types of which the processor's kernels want another layout, with AVX2 as with NEON."""
 _REPACKED_ROWS = 8
+_POOLS_LAST = 3
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -87,12 +88,19 @@ def _shape(first: Header, tally: "_Tally", projector_bytes: int) -> ModelShape:
         expert_used_count=experts_used,
         has_chat_template=isinstance(template, str | LongText) and template != "",
         is_encoder=architecture in ENCODERS,
+        embeds_in_parts=_embeds_in_parts(first, architecture),
         input_bytes=tally.input_bytes,
         tied_head_bytes=tally.tied_head_bytes,
         repackable_head_bytes=tally.repackable_head_bytes,
         projector_bytes=projector_bytes,
         graph=_graph(keys, tally, layers, vocabulary, (experts, experts_used)) if layers else None,
     )
+
+
+def _embeds_in_parts(first: Header, architecture: str) -> bool:
+    causal = first.metadata.get(f"{architecture}.attention.causal", True)
+    pools_last = first.metadata.get(f"{architecture}.pooling_type") == _POOLS_LAST
+    return architecture not in ENCODERS and pools_last and causal is not False
 
 
 def _vocabulary(first: Header, keys: ArchitectureKeys) -> int:

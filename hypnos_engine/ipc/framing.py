@@ -5,12 +5,13 @@ A frame is a little-endian unsigned 32-bit length and that many bytes of msgpack
 trusted after it.
 """
 
+import secrets
 import struct
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hypnos_engine.ipc.messages import FromWorker, Message, ToWorker
+from hypnos_engine.ipc.messages import FromWorker, Generate, Message, PackedMessages, ToWorker
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Above any message that a request within the default limits makes; larger content travels in blocks."""
@@ -30,10 +31,30 @@ def encode(message: Message) -> bytes:
     buffer = bytearray(_LENGTH.size)
     _ENCODER.encode_into(message, buffer, _LENGTH.size)
     size = len(buffer) - _LENGTH.size
-    if size > MAX_FRAME_BYTES:
-        raise FrameError(f"a {type(message).__name__} message of {size} bytes exceeds the frame limit")
+    _check_size(message, size)
     _LENGTH.pack_into(buffer, 0, size)
     return bytes(buffer)
+
+
+def encode_in_pieces(message: Message) -> list[bytes]:
+    """Return the frame of one message as pieces to be sent one after another, as `encode` otherwise.
+
+    The text of a conversation that is packed already is not touched: the time does not grow with it.
+    """
+    if not isinstance(message, Generate) or not isinstance(message.messages, PackedMessages):
+        return [encode(message)]
+    pieces = message.messages.pieces
+    place = secrets.token_bytes(16)
+    around = _ENCODER.encode(msgspec.structs.replace(message, messages=msgspec.Raw(place)))
+    before, after = around.split(place)
+    size = len(before) + sum(map(len, pieces)) + len(after)
+    _check_size(message, size)
+    return [_LENGTH.pack(size) + before, *pieces, after]
+
+
+def _check_size(message: Message, size: int) -> None:
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"a {type(message).__name__} message of {size} bytes exceeds the frame limit")
 
 
 class FrameDecoder(Generic[M]):

@@ -2,8 +2,12 @@
 
 Encoded as msgpack by msgspec, one tagged struct a frame (`framing.py`). Durations are milliseconds where a name ends in
 `_ms` (they go to the wire as they are), bytes where it ends in `_bytes`. A worker answers each `Generate` with
-`Accepted`, any number of `Step` entries, then exactly one of `Finished` and `Failed`; or with `Failed` alone.
+`Accepted`, any number of `Step` entries, then exactly one of `Finished` and `Failed`; or with `Failed` alone. Each
+`Embed` is answered with any number of `Vectors`, in the order of the texts, then one of `Embedded` and `Failed`.
 """
+
+from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
@@ -34,6 +38,27 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
         return "".join(part.text for part in self.content)
 
 
+class PackedMessages:
+    """The msgpack of a conversation, in pieces: a long one goes from a body to a worker without becoming text here."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = tuple(pieces)
+
+
+def packed(pieces: Iterable[bytes]) -> tuple[ChatMessage, ...]:
+    """A conversation that only `framing` and `unpacked` look into; it stands where the messages of a `Generate` do."""
+    return cast("tuple[ChatMessage, ...]", PackedMessages(pieces))
+
+
+def unpacked(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    """The messages themselves, `packed` or not. Takes as long as the text is: for engines without a process."""
+    if isinstance(messages, PackedMessages):
+        return msgspec.msgpack.decode(b"".join(messages.pieces), type=tuple[ChatMessage, ...])
+    return messages
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn; None = the engine's default. `temperature` 0 draws the likeliest token."""
 
@@ -56,11 +81,15 @@ class Load(Message, frozen=True):
     """KV cells across all slots."""
     slots: int = 4
     kv_type: str = "f16"
+    draft: str = "off"
+    """off, or ngram: guess tokens from the text so far and check them several at once."""
     gpu_layers: int = 0
     """Layers for the accelerator, counted from the last; -1 = all of them and the output head."""
     load_mode: str = "auto"
     threads: int = 1
     cpu_expert_layers: int = 0
+    embeddings: bool = False
+    """Make vectors of texts instead of answering conversations: the worker then takes `Embed` and no `Generate`."""
     step_delay_ms: float = 0.0
     """Fake engine only: pause before each token, so that a demonstration can be watched."""
 
@@ -80,8 +109,23 @@ class Generate(Message, frozen=True):
     thinking: bool = False
 
 
+class Embed(Message, frozen=True):
+    """Make one vector of each text. `id` is unique among the worker's unfinished requests of both kinds.
+
+    At most `domain.embedding.MOST_TEXTS` texts, at least one. The request is computed in several batches, which it
+    shares with other requests; nothing of it is kept afterwards, so it has no scope.
+    """
+
+    id: int
+    texts: tuple[str, ...]
+    truncate: bool = False
+    """Cut a text that is longer than the window, at its end; otherwise it is refused."""
+    normalise: bool = True
+    """Scale each vector to the length 1."""
+
+
 class Cancel(Message, frozen=True):
-    """Stop a request at its next token. Answered by `Failed` with code `cancelled`; unknown ids are ignored."""
+    """Stop a request at its next token or batch: `Failed` with code `cancelled` answers; unknown ids are ignored."""
 
     id: int
 
@@ -110,7 +154,7 @@ class Shutdown(Message, frozen=True):
     """End: running requests get `Failed` with code `cancelled`, then the process exits with status 0."""
 
 
-ToWorker = Load | Generate | Cancel | ResizeContext | DenyContext | SetThreads | Ping | Shutdown
+ToWorker = Load | Generate | Embed | Cancel | ResizeContext | DenyContext | SetThreads | Ping | Shutdown
 
 
 # --- worker -> supervisor -------------------------------------------------------------------------------------------
@@ -152,6 +196,10 @@ class MemoryReport(msgspec.Struct, frozen=True):
     repacked_bytes: int
     anonymous_bytes: int
     """Private and shared anonymous memory of the process (not its file pages)."""
+    host_expert_tensors: int = 0
+    """Expert tensors that the library kept in host memory because `Load.cpu_expert_layers` asked for it."""
+    host_expert_bytes: int = 0
+    """Bytes of these tensors; contained in `weights_bytes`."""
 
 
 class Loaded(Message, frozen=True):
@@ -165,6 +213,8 @@ class Loaded(Message, frozen=True):
     library: str
     """Name and version of the inference library."""
     has_chat_template: bool
+    dimensions: int = 0
+    """Elements of a vector; 0 for a model that was not loaded to make any."""
 
 
 class LoadFailed(Message, frozen=True):
@@ -195,6 +245,10 @@ class Step(Message, frozen=True):
     deltas: tuple[Delta, ...]
 
 
+class Beat(Message, frozen=True):
+    """The loop turns: sent between two steps, when work is in hand and nothing else was sent for about a second."""
+
+
 class EngineTiming(msgspec.Struct, frozen=True, omit_defaults=True):
     """Measured times of one request (contract §5, engine); a field that was not measured stays None."""
 
@@ -208,6 +262,10 @@ class EngineTiming(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int | None = None
     concurrent_slots: int | None = None
     """Most requests that shared a decode step with this one, itself included."""
+    drafted_tokens: int | None = None
+    """Guesses of next tokens that were checked; None when none are made for the request."""
+    accepted_tokens: int | None = None
+    """Guesses that came true and became part of the answer."""
 
 
 class Finished(Message, frozen=True):
@@ -218,6 +276,28 @@ class Finished(Message, frozen=True):
     completion_tokens: int
     cached_tokens: int
     timing: EngineTiming
+
+
+class Vectors(Message, frozen=True):
+    """Vectors of consecutive texts of an `Embed`, as one computation made them."""
+
+    id: int
+    first: int
+    """Which text of the request the first vector is of, counted from 0."""
+    dimensions: int
+    packed: bytes
+    """float32, little-endian, vector after vector."""
+
+
+class Embedded(Message, frozen=True):
+    """All vectors of an `Embed` were sent."""
+
+    id: int
+    prompt_tokens: tuple[int, ...]
+    """Tokens of each text, the model's own marks included."""
+    timing: EngineTiming
+    truncated: tuple[int, ...] = ()
+    """Which texts were cut, counted from 0."""
 
 
 class Failed(Message, frozen=True):
@@ -272,7 +352,10 @@ FromWorker = (
     | LoadFailed
     | Accepted
     | Step
+    | Beat
     | Finished
+    | Vectors
+    | Embedded
     | Failed
     | ContextWanted
     | ContextResized

@@ -366,6 +366,24 @@ def glm_flash() -> SparseModel:
     return table.model
 
 
+def modern_bert(name: str, quantisation: str, sizes: Sizes) -> SparseModel:
+    """Norms before each part, Q, K and V as one tensor, both halves of the gated feed-forward as another."""
+    table = _Table(
+        name, "modern-bert", quantisation, sizes,
+        attention__causal=False, attention__layer_norm_epsilon=1e-5, attention__sliding_window=128, pooling_type=2,
+    )  # fmt: skip
+    table.whole("token_embd", sizes.embedding, sizes.vocabulary)
+    table.whole("token_embd_norm", sizes.embedding)
+    table.whole("output_norm", sizes.embedding)
+    for table.layer in range(sizes.layers):
+        table.norms(*(("attn_norm", "ffn_norm") if table.layer else ("ffn_norm",)))
+        table.add("attn_qkv", sizes.embedding, 3 * sizes.embedding)
+        table.add("attn_output", sizes.embedding, sizes.embedding)
+        table.add("ffn_up", sizes.embedding, 2 * sizes.feed_forward)
+        table.add("ffn_down", sizes.feed_forward, sizes.embedding)
+    return table.model
+
+
 def bert(name: str, architecture: str, quantisation: str, sizes: Sizes) -> SparseModel:
     table = _Table(
         name, architecture, quantisation, sizes,

@@ -15,6 +15,7 @@ from hypnos_engine.testing.real_families import (
     glm_flash,
     gpt_oss,
     lfm2,
+    modern_bert,
     nemotron,
     phi4_mini,
     plain,
@@ -134,6 +135,15 @@ REAL_MODELS: dict[str, RealModel] = {
     ),
     "nomic-embed-text-v1.5": RealModel(
         partial(bert, "nomic", "nomic-bert", "q8_0", Sizes(12, 768, 12, 12, 64, 3072, 30522, context=2048)), 146146432
+    ),
+    "modernbert-base": RealModel(
+        partial(modern_bert, "modernbert", "q8_0", Sizes(22, 768, 12, 12, 64, 1152, 50368, context=8192))
+    ),
+    "bge-m3": RealModel(
+        partial(bert, "bge-m3", "bert", "f16", Sizes(24, 1024, 16, 16, 64, 4096, 250002, context=8192))
+    ),
+    "qwen3-embedding-0.6b": _plain(
+        "qwen3", "q8_0", 0, Sizes(28, 1024, 16, 8, 128, 3072, 151669, context=32768), pooling_type=3
     ),
     "all-minilm-l6-v2": RealModel(
         partial(bert, "minilm", "bert", "f16", Sizes(6, 384, 12, 12, 32, 1536, 30522, context=512)), 45949216

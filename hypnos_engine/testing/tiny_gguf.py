@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf import quants
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -20,9 +21,10 @@ CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The first three tokens; `<|im_end|>` ends a turn, `<|endoftext|>` begins and pads."""
 
 _MERGES = ("Ġ t", "h e", "i n", "e r", "a n", "Ġ a", "o n", "r e", "Ġt he", "Ġ s", "l l", "o u", "in g", "e n", "Ġan d")
-_STEP = 0.05
+_SPREAD = 0.05
+_QUANTISED = gguf.GGMLQuantizationType.Q5_1
+"""llama.cpp has one way to multiply it on a CPU, for one token and for many, whereas half precision has several."""
 _MLA_RANK = 32
-_MLA_ROPE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class Geometry:
     head_size: int = 32
     feed_forward: int = 128
     context: int = 4096
+    spread: float = _SPREAD
+    """Standard deviation of the weights but the embeddings'. At 0.2 what was read long ago decides the next token."""
+    quantised: bool = False
+    """Weights as Q5_1. With a quantised cache too, a CPU then computes the same bits however a text is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,33 @@ def write_delta_net(
     model.finish()
 
 
+def write_recurrent(path: Path, geometry: Geometry | None = None, *, seed: int = 0) -> None:
+    """Write a mamba: every layer has a recurrent state and none has a cache."""
+    model = _Draft(path, "mamba", geometry or Geometry(), seed)
+    sizes = model.geometry
+    state, inner, rank, kernel = 16, 2 * sizes.embedding, 8, 4
+    model.describe(CHATML, per_layer_heads=False)
+    model.writer.add_head_count_kv(0)
+    model.writer.add_ssm_conv_kernel(kernel)
+    model.writer.add_ssm_inner_size(inner)
+    model.writer.add_ssm_state_size(state)
+    model.writer.add_ssm_time_step_rank(rank)
+    for layer in range(sizes.layers):
+        prefix = f"blk.{layer}."
+        model.norms(layer, "attn_norm")
+        model.weight(prefix + "ssm_in", 2 * inner, sizes.embedding)
+        model.weight(prefix + "ssm_conv1d", inner, kernel, dtype=np.float32)
+        model.weight(prefix + "ssm_x", rank + 2 * state, inner)
+        model.weight(prefix + "ssm_dt", inner, rank)
+        model.weight(prefix + "ssm_out", sizes.embedding, inner)
+        model.tensor(prefix + "ssm_conv1d.bias", np.full(inner, 0.5, np.float32))
+        model.tensor(prefix + "ssm_dt.bias", np.full(inner, 0.5, np.float32))
+        model.tensor(prefix + "ssm_d", np.full(inner, 0.1, np.float32))
+        # The state halves in some 140 tokens: what was read long ago still shows.
+        model.tensor(prefix + "ssm_a", np.full((inner, state), -0.005, np.float32))
+    model.finish()
+
+
 def write_moe(
     path: Path,
     geometry: Geometry | None = None,
@@ -158,9 +191,10 @@ def write_moe(
     *,
     chat_template: str | None = CHATML,
     seed: int = 0,
+    tensors_per_file: int = 0,
 ) -> None:
     """Write a qwen3moe: plain attention, every layer's feed-forward part a mixture of experts."""
-    model = _Draft(path, "qwen3moe", geometry or Geometry(), seed)
+    model = _Draft(path, "qwen3moe", geometry or Geometry(), seed, tensors_per_file)
     mixture = mixture or MixtureGeometry()
     model.describe(chat_template)
     model.mixture_keys(mixture)
@@ -178,13 +212,16 @@ def write_mla(
     chat_template: str | None = CHATML,
     seed: int = 0,
 ) -> None:
-    """Write a deepseek2 with multi-head latent attention: its cache holds one compressed K per token and no V."""
+    """Write a deepseek2 with multi-head latent attention: its cache holds one compressed K per token and no V.
+
+    Half of each head is rotated: heads of 64 give a cache that can be kept as q8_0 and q4_0 too.
+    """
     model = _Draft(path, "deepseek2", replace(geometry or Geometry(layers=3), kv_heads=1), seed)
     sizes, mixture = model.geometry, MixtureGeometry()
     model.describe(chat_template, per_layer_heads=False)
     writer = model.writer
     writer.add_head_count_kv(1)
-    writer.add_key_length(_MLA_RANK + _MLA_ROPE)
+    writer.add_key_length(_MLA_RANK + sizes.head_size // 2)
     writer.add_value_length(_MLA_RANK)
     writer.add_key_length_mla(sizes.head_size)
     writer.add_value_length_mla(sizes.head_size)
@@ -237,24 +274,8 @@ def write_shared_kv(
 def write_encoder(path: Path, geometry: Geometry | None = None, *, seed: int = 0) -> None:
     """Write a bert: a text becomes one vector, the mean of its tokens; WordPiece vocabulary, no chat template."""
     model = _Draft(path, "bert", replace(geometry or Geometry(), kv_heads=2, context=512), seed)
-    sizes, writer = model.geometry, model.writer
-    tokens, types = _wordpiece_vocabulary()
-    writer.add_tokenizer_model("bert")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_type_count(2)
-    writer.add_pad_token_id(0)
-    writer.add_unk_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_sep_token_id(3)
-    writer.add_eos_token_id(3)
-    writer.add_mask_token_id(4)
-    writer.add_vocab_size(len(tokens))
-    writer.add_causal_attention(value=False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    writer.add_layer_norm_eps(1e-6)
-    model.sizes()
-    model.weight("token_embd", len(tokens), sizes.embedding)
+    sizes = model.geometry
+    model.describe_encoder(gguf.PoolingType.MEAN)
     model.weight("token_types", 2, sizes.embedding, dtype=np.float32)
     model.weight("position_embd", sizes.context, sizes.embedding, dtype=np.float32)
     model.norm("token_embd_norm", biased=True)
@@ -307,7 +328,7 @@ class _Draft:
             self.writer.add_head_count_kv(sizes.kv_heads)
             self.writer.add_key_length(sizes.head_size)
             self.writer.add_value_length(sizes.head_size)
-        self.writer.add_rope_dimension_count(_MLA_ROPE if self.writer.arch == "deepseek2" else sizes.head_size)
+        self.writer.add_rope_dimension_count(sizes.head_size // (2 if self.writer.arch == "deepseek2" else 1))
         tokens, types = _byte_vocabulary()
         self.writer.add_vocab_size(len(tokens))
         self.writer.add_tokenizer_model("gpt2")
@@ -324,6 +345,27 @@ class _Draft:
         self.weight("token_embd", len(tokens), sizes.embedding)
         self.norm(output_norm)
 
+    def describe_encoder(self, pooling: gguf.PoolingType) -> None:
+        """Keys, WordPiece vocabulary and embeddings of a model that makes vectors."""
+        writer = self.writer
+        self.sizes()
+        tokens, types = _wordpiece_vocabulary()
+        writer.add_tokenizer_model("bert")
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_type_count(2)
+        writer.add_pad_token_id(0)
+        writer.add_unk_token_id(1)
+        writer.add_bos_token_id(2)
+        writer.add_sep_token_id(3)
+        writer.add_eos_token_id(3)
+        writer.add_mask_token_id(4)
+        writer.add_vocab_size(len(tokens))
+        writer.add_causal_attention(value=False)
+        writer.add_pooling_type(pooling)
+        writer.add_layer_norm_eps(1e-6)
+        self.weight("token_embd", len(tokens), self.geometry.embedding)
+
     def mixture_keys(self, mixture: MixtureGeometry) -> None:
         self.writer.add_expert_count(mixture.experts)
         self.writer.add_expert_used_count(mixture.used)
@@ -333,7 +375,13 @@ class _Draft:
         self.writer.add_tensor(name, values)
 
     def weight(self, name: str, *shape: int, dtype: type = np.float16) -> None:
-        self.tensor(f"{name}.weight", (self._draw.standard_normal(shape) * _STEP).astype(dtype))
+        spread = _SPREAD if "_embd" in name else self.geometry.spread
+        values: np.ndarray[Any, Any] = (self._draw.standard_normal(shape) * spread).astype(dtype)
+        if self.geometry.quantised and dtype is np.float16 and shape[-1] % 32 == 0:
+            packed = quants.quantize(values.astype(np.float32), _QUANTISED)
+            self.writer.add_tensor(f"{name}.weight", packed, raw_dtype=_QUANTISED)
+        else:
+            self.tensor(f"{name}.weight", values)
 
     def norm(self, name: str, length: int = 0, *, biased: bool = False) -> None:
         length = length or self.geometry.embedding
@@ -354,7 +402,9 @@ class _Draft:
         self.weight(prefix + "v", sizes.kv_heads * head_size, sizes.embedding)
         self.weight(prefix + "output", sizes.embedding, sizes.heads * head_size)
         if normalised:
-            self.norm(prefix + "q_norm", head_size)
+            # Normalised heads attend more sharply by the size of their norms alone.
+            sharp = np.full(head_size, sizes.spread / _SPREAD, np.float32)
+            self.tensor(prefix + "q_norm.weight", sharp)
             self.norm(prefix + "k_norm", head_size)
 
     def latent_attention(self, layer: int) -> None:
@@ -362,9 +412,9 @@ class _Draft:
         self.weight(prefix + "q_a", _MLA_RANK, sizes.embedding)
         self.norm(prefix + "q_a_norm", _MLA_RANK)
         self.weight(prefix + "q_b", sizes.heads * sizes.head_size, _MLA_RANK)
-        self.weight(prefix + "kv_a_mqa", _MLA_RANK + _MLA_ROPE, sizes.embedding)
+        self.weight(prefix + "kv_a_mqa", _MLA_RANK + sizes.head_size // 2, sizes.embedding)
         self.norm(prefix + "kv_a_norm", _MLA_RANK)
-        self.weight(prefix + "k_b", sizes.heads, _MLA_RANK, sizes.head_size - _MLA_ROPE)
+        self.weight(prefix + "k_b", sizes.heads, _MLA_RANK, sizes.head_size // 2)
         self.weight(prefix + "v_b", sizes.heads, sizes.head_size, _MLA_RANK)
         self.weight(prefix + "output", sizes.embedding, sizes.heads * sizes.head_size)
 

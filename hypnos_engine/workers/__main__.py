@@ -20,6 +20,12 @@ _SHORT_NAMES = {"llama": EngineKind.LLAMA, "fake": EngineKind.FAKE}
 def main(argv: list[str] | None = None) -> int:
     """Run one worker to its end and return its exit status."""
     arguments = _parser().parse_args(argv)
+    process.leave_no_core()
+    if arguments.render:
+        from hypnos_engine.workers.llama import template_program
+
+        template_program.main(arguments.parent)
+        return 0
     process.leave_interrupts_to_parent()
     read_fd, write_fd = process.take_over_channel()
     process.end_with_parent(arguments.parent)
@@ -66,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--kind", type=_kind, help="engine to run")
     what.add_argument("--probe", action="store_true", help="print what the inference library can use and exit")
-    parser.add_argument("--parent", type=int, help="process id of the supervisor; the worker ends with it")
+    what.add_argument("--render", action="store_true", help="render a worker's chat template; started by the worker")
+    parser.add_argument("--parent", type=int, help="process id of whoever started this; it ends with it")
     parser.add_argument("--handles-fd", type=int, help="descriptor of the socket that passes blocks")
     return parser
 

@@ -3,10 +3,12 @@
 Must never let a half-written frame or a lost supervisor go unnoticed: there is nobody to report an error to.
 """
 
+import contextlib
 import os
 import queue
 import sys
 import threading
+import time
 from typing import Generic, NoReturn, TypeVar
 
 from hypnos_engine.ipc import messages as m
@@ -16,6 +18,8 @@ from hypnos_engine.workers.process import EXIT_ORPHANED
 EXIT_CHANNEL_BROKEN = 4
 """Exit status of a worker that was sent bytes which are no message."""
 
+BEAT_S = 1.0
+"""A worker with work in hand says something at least about so often, steps longer than that aside."""
 _CHUNK_BYTES = 256 * 1024
 
 T = TypeVar("T")
@@ -31,15 +35,20 @@ class Channel(Generic[T]):
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._writing = threading.Lock()
+        self._sent_s = 0.0
 
     def start_reading(self) -> None:
         """Read on a thread of its own, so that the end of the channel is seen whatever the main thread does."""
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     def send(self, *messages: m.Message) -> None:
-        """Write the frames of all messages in one piece; blocks while the supervisor does not read."""
+        """Write the frames of all messages in one piece.
+
+        Blocks while the supervisor does not read, so that nothing piles up here: neither a frame is lost nor memory.
+        """
         if not messages:
             return
+        self._sent_s = time.monotonic()
         rest = memoryview(b"".join(encode(message) for message in messages))
         try:
             with self._writing:
@@ -47,6 +56,19 @@ class Channel(Generic[T]):
                     rest = rest[os.write(self._write_fd, rest) :]
         except OSError:
             _end(EXIT_ORPHANED)
+
+    def beat(self) -> None:
+        """Say that the main loop turns, if nothing was sent for BEAT_S; called by that loop, between two steps."""
+        if time.monotonic() - self._sent_s >= BEAT_S:
+            self.send(m.Beat())
+
+    def next_message(self, *, busy: bool) -> m.ToWorker | T:
+        """Wait for a message; a loop that has work in hand goes on beating meanwhile."""
+        while busy:
+            with contextlib.suppress(queue.Empty):
+                return self.inbox.get(timeout=BEAT_S)
+            self.beat()
+        return self.inbox.get()
 
     def _read(self) -> None:
         decoder = to_worker_decoder()

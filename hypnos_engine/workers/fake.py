@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from hypnos_engine.domain.errors import Cancelled, EngineFailed, InvalidRequest
 from hypnos_engine.domain.kinds import FinishReason
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.workers.channel import Channel
+from hypnos_engine.workers.channel import BEAT_S, Channel
+from hypnos_engine.workers.fake_vectors import DIMENSIONS, FakeEmbedder
 from hypnos_engine.workers.memory import anonymous_bytes
 from hypnos_engine.workers.stops import StopFinder
 from hypnos_engine.workers.stopwatch import Stopwatch
@@ -95,6 +96,8 @@ class _FakeWorker:
         self._slots: list[_Slot] = []
         self._waiting: deque[_Run] = deque()
         self._running: list[_Run] = []
+        self._embedder: FakeEmbedder | None = None
+        """Instead of all of these, for a model that was loaded to make vectors."""
         self._ending = False
         self._next_step_s = 0.0
 
@@ -103,15 +106,19 @@ class _FakeWorker:
             self._admit()  # before waiting: a step may have made room for what waits
             self._receive()
             self._admit()
-            if self._running and time.monotonic() >= self._next_step_s:
+            if self._busy and time.monotonic() >= self._next_step_s:
                 self._step()
         return 0
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._running) or (self._embedder is not None and self._embedder.busy)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one until the next step is due, or without end when idle."""
-        pause_s = max(0.0, self._next_step_s - time.monotonic()) if self._running else None
+        pause_s = min(BEAT_S, max(0.0, self._next_step_s - time.monotonic())) if self._busy else None
         try:
             self._handle(
                 self._channel.inbox.get(timeout=pause_s) if pause_s != 0.0 else self._channel.inbox.get_nowait()
@@ -119,7 +126,8 @@ class _FakeWorker:
             while not self._ending:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
-            pass
+            if self._busy:
+                self._channel.beat()
 
     def _handle(self, message: m.ToWorker) -> None:
         match message:
@@ -127,6 +135,8 @@ class _FakeWorker:
                 self._start(message)
             case m.Generate():
                 self._enqueue(message)
+            case m.Embed():
+                self._embed(message)
             case m.Cancel():
                 self._cancel(message.id)
             case m.ResizeContext():
@@ -144,6 +154,7 @@ class _FakeWorker:
         self._load = load
         self._context_len = max(1, load.context_len)
         self._slots = [_Slot() for _ in range(max(1, load.slots))]
+        self._embedder = FakeEmbedder(self._channel, self._context_len) if load.embeddings else None
         for phase in ("weights", "context", "warmup"):
             self._channel.send(m.LoadProgress(phase, 1.0))
         took_ms = (time.monotonic() - started_s) * 1e3
@@ -157,7 +168,8 @@ class _FakeWorker:
                 phases=m.LoadPhases("read" if load.load_mode == "read" else "mmap", 0.0, 0.0, 0.0, took_ms),
                 memory=_memory(),
                 library="hypnos demonstration engine",
-                has_chat_template=True,
+                has_chat_template=not load.embeddings,
+                dimensions=DIMENSIONS if load.embeddings else 0,
             )
         )
 
@@ -170,6 +182,9 @@ class _FakeWorker:
     def _enqueue(self, request: m.Generate) -> None:
         if self._load is None:
             self._fail(request.id, EngineFailed("No model is loaded."))
+            return
+        if self._embedder is not None:
+            self._fail(request.id, InvalidRequest("This model makes vectors of texts: use another one."))
             return
         prompt = [word for message in request.messages for word in (message.role, *message.text().split())]
         limit = min(self._context_len, CONTEXT_TRAIN)
@@ -185,6 +200,16 @@ class _FakeWorker:
         asked = request.num_ctx if request.num_ctx is not None and request.num_ctx > len(prompt) else None
         window = min(limit, asked or max(2048, len(prompt) + request.max_tokens))
         self._waiting.append(_Run(request, Stopwatch(), prompt, StopFinder(request.stop), window=window))
+
+    def _embed(self, request: m.Embed) -> None:
+        if self._load is None:
+            self._fail(request.id, EngineFailed("No model is loaded."))
+        elif self._embedder is None:
+            self._fail(request.id, InvalidRequest("This model answers conversations: use another one."))
+        else:
+            if not self._busy:
+                self._next_step_s = time.monotonic() + self._delay_s()
+            self._embedder.enqueue(request)
 
     def _admit(self) -> None:
         while self._waiting and (slot := self._choose(self._waiting[0])) is not None:
@@ -204,12 +229,16 @@ class _FakeWorker:
         return max(idle, key=lambda slot: (_common(slot, run), -slot.used_s), default=None)
 
     def _cancel(self, request_id: int) -> None:
+        if self._embedder is not None:
+            self._embedder.cancel(request_id)
         for run in [*self._waiting, *self._running]:
             if run.request.id == request_id:
                 self._release(run)
                 self._fail(request_id, Cancelled("The request was cancelled."))
 
     def _fail_all(self, error: Cancelled) -> None:
+        if self._embedder is not None:
+            self._embedder.fail_all(error)
         for run in [*self._waiting, *self._running]:
             self._release(run)
             self._fail(run.request.id, error)
@@ -228,8 +257,11 @@ class _FakeWorker:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Draw one word for every running request."""
+        """Draw one word for every running request, or make the vectors of one batch."""
         self._next_step_s = time.monotonic() + self._delay_s()
+        if self._embedder is not None:
+            self._embedder.step()
+            return
         deltas: list[m.Delta] = []
         ended: list[m.Finished] = []
         company = len(self._running)

@@ -1,4 +1,4 @@
-"""Measures the anonymous memory of this process as the operating system counts it; never counts file pages."""
+"""Measures the anonymous memory of a process as the operating system counts it; never counts file pages."""
 
 import ctypes
 import os
@@ -6,37 +6,37 @@ import sys
 from pathlib import Path
 
 
-def anonymous_bytes() -> int:
-    """Private and shared anonymous memory in bytes; 0 where the system does not say."""
+def anonymous_bytes(pid: int | None = None) -> int:
+    """Private and shared anonymous memory in bytes, of this process or a child; 0 where the system does not say."""
     try:
         if sys.platform == "linux":
-            return _linux()
+            return _linux(pid)
         if sys.platform == "darwin":
-            return _macos()
+            return _macos(pid)
         if sys.platform == "win32":
-            return _windows()
+            return _windows(pid)
     except (OSError, ValueError, AttributeError):
         pass
     return 0
 
 
-def _linux() -> int:
+def _linux(pid: int | None) -> int:
     kilobytes = 0
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
         if line.startswith(("RssAnon:", "RssShmem:")):
             kilobytes += int(line.split()[1])
     return kilobytes * 1024
 
 
-def _macos() -> int:
+def _macos(pid: int | None) -> int:
     flavor, words, footprint = 0, 64, 9  # rusage_info_v0: uuid in words 0-1, ri_phys_footprint is the tenth word
     usage = (ctypes.c_uint64 * words)()
-    if ctypes.CDLL("/usr/lib/libproc.dylib").proc_pid_rusage(os.getpid(), flavor, ctypes.byref(usage)):
+    if ctypes.CDLL("/usr/lib/libproc.dylib").proc_pid_rusage(pid or os.getpid(), flavor, ctypes.byref(usage)):
         return 0
     return int(usage[footprint])
 
 
-def _windows() -> int:
+def _windows(pid: int | None) -> int:
     class Counters(ctypes.Structure):
         _fields_ = (
             ("cb", ctypes.c_uint32),
@@ -49,8 +49,13 @@ def _windows() -> int:
 
     counters = Counters(cb=ctypes.sizeof(Counters))
     kernel = ctypes.CDLL("kernel32")
-    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    kernel.OpenProcess.restype = ctypes.c_void_p
+    kernel.CloseHandle.argtypes = [ctypes.c_void_p]
     kernel.K32GetProcessMemoryInfo.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
-    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), ctypes.sizeof(counters)):
+    query_limited_information = 0x1000
+    process = kernel.OpenProcess(query_limited_information, False, pid or os.getpid())
+    if not process:
         return 0
-    return int(counters.private)
+    found = kernel.K32GetProcessMemoryInfo(process, ctypes.byref(counters), ctypes.sizeof(counters))
+    kernel.CloseHandle(process)
+    return int(counters.private) if found else 0

@@ -55,6 +55,15 @@ def end_with_parent(parent: int | None) -> None:
         os._exit(EXIT_ORPHANED)
 
 
+def leave_no_core() -> None:
+    """Write no image of the process when it crashes: it would hold whole weights, and what people asked."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
 def leave_interrupts_to_parent() -> None:
     """Ignore Ctrl-C: a terminal sends it to the whole group, and the supervisor drains before it ends its workers."""
     with contextlib.suppress(ValueError):  # not on the main thread

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -198,6 +199,62 @@ def half_frame_then_dies(reading: Iterator[m.Message]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def half_frame_then_silence(reading: Iterator[m.Message]) -> None:
+    number = started(reading)
+    write(encode(delta(number, "never whole"))[:-3])
+    hang()
+
+
+def drips(reading: Iterator[m.Message]) -> None:
+    """A frame that never ends, a byte at a time."""
+    started(reading)
+    write(struct.pack("<I", 60 * 1024 * 1024))
+    while True:
+        write(b"x")
+        select.select([0], [], [], 0.02)
+
+
+def falls_silent(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    hang()
+
+
+def stops(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    say("about to stop: ggml_backend_sched failed\n")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stops_at_once(reading: Iterator[m.Message]) -> None:
+    """Stop on the first request, before it is accepted; a Ping is still answered."""
+    first(reading)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def spins(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    while True:
+        pass
+
+
+def pongs(reading: Iterator[m.Message]) -> None:
+    """A thread answers while the loop hangs: no proof of anything."""
+    started(reading)
+    while True:
+        send(m.Pong(1))
+        select.select([0], [], [], 0.02)
+
+
+def beats(reading: Iterator[m.Message]) -> None:
+    """A prompt that takes long, then an answer."""
+    number = first(reading).id
+    for _ in range(30):
+        send(m.Beat())
+        select.select([0], [], [], 0.02)
+    send(m.Accepted(number, 1, 0), delta(number, "at last"), m.Finished(number, "stop", 1, 1, 0, TIMING))
+    well_behaved(reading)
+
+
 def aborts(reading: Iterator[m.Message]) -> None:
     started(reading)
     say("ggml.c:42: GGML_ASSERT(ctx->mem_buffer != NULL) failed\n")
@@ -244,6 +301,43 @@ def floods(reading: Iterator[m.Message]) -> None:
         send(*[delta(number, "ab")] * 200)
     send(m.Finished(number, "length", 1, 40000, 0, TIMING))
     well_behaved(reading)
+
+
+def _without_end(*messages: m.Message) -> None:
+    block = b"".join(encode(message) for message in messages)
+    while True:
+        write(block * (32_768 // len(block)))
+
+
+def floods_unknown(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    _without_end(delta(9999, "whose?"), m.Finished(9999, "stop", 1, 1, 0, TIMING))
+
+
+def floods_empty(reading: Iterator[m.Message]) -> None:
+    number = started(reading)
+    _without_end(delta(number, ""), m.Step(()))
+
+
+def floods_beats(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    _without_end(m.Beat())
+
+
+def floods_wishes(reading: Iterator[m.Message]) -> None:
+    started(reading)
+    _without_end(m.ContextWanted(512), m.ContextResized(512, 1.0, MEMORY))
+
+
+def floods_progress(reading: Iterator[m.Message]) -> None:
+    load(reading)
+    _without_end(m.LoadProgress("weights", 0.5))
+
+
+def floods_cancelled(reading: Iterator[m.Message]) -> None:
+    """Never hear of the cancellation."""
+    number = started(reading)
+    _without_end(delta(number, "x"))
 
 
 def text_before_accepted(reading: Iterator[m.Message]) -> None:
@@ -348,6 +442,45 @@ def shows_environment(reading: Iterator[m.Message]) -> None:
     lines += f"\nSESSION={os.getsid(0) == os.getpid()}\nARGV={' '.join(sys.argv[2:])}"
     send(m.Accepted(number, 1, 0), delta(number, lines), m.Finished(number, "stop", 1, 1, 0, TIMING))
     well_behaved(reading)
+
+
+# --- while making vectors --------------------------------------------------------------------------------------------
+
+
+def texts(reading: Iterator[m.Message]) -> int:
+    """Load, then wait for a request for two vectors; returns its number."""
+    loaded(reading)
+    for message in reading:
+        if isinstance(message, m.Embed):
+            return message.id
+    raise SystemExit(0)
+
+
+def answers_vectors_with_text(reading: Iterator[m.Message]) -> None:
+    send(delta(texts(reading), "words"))
+    hang()
+
+
+def accepts_vectors(reading: Iterator[m.Message]) -> None:
+    send(m.Accepted(texts(reading), 1, 0))
+    hang()
+
+
+def sends_vectors_twice(reading: Iterator[m.Message]) -> None:
+    number = texts(reading)
+    send(m.Vectors(number, 0, 1, bytes(4)), m.Vectors(number, 0, 1, bytes(4)))
+    hang()
+
+
+def few_vectors(reading: Iterator[m.Message]) -> None:
+    number = texts(reading)
+    send(m.Vectors(number, 0, 1, bytes(4)), m.Embedded(number, (1, 1), TIMING))
+    hang()
+
+
+def answers_text_with_vectors(reading: Iterator[m.Message]) -> None:
+    send(m.Vectors(first(reading).id, 0, 1, bytes(4)))
+    hang()
 
 
 ways: dict[str, Callable[[Iterator[m.Message]], None]] = {

@@ -72,7 +72,7 @@ def test_other_deaths_are_not_blamed_on_device_memory(status: int, lines: list[s
 
 def test_the_telling_lines_are_chosen() -> None:
     lines = ["llama: loading", "/src/ggml.c:1: GGML_ASSERT(a) failed", "build: 7000", "done"]
-    assert telling_lines(lines) == "/src/ggml.c:1: GGML_ASSERT(a) failed"
+    assert telling_lines(lines) == "ggml.c:1: GGML_ASSERT(a) failed"
     assert telling_lines(["one", "two", "three", "four"]) == "two | three | four"
     assert telling_lines([]) == ""
 
@@ -91,4 +91,34 @@ def test_an_exit_is_described(status: int, words: str) -> None:
 
 
 def test_a_kill_from_outside_names_the_likeliest_reason() -> None:
-    assert "ran out of memory" in cause_of_death("tiny", -9, []).message
+    assert "perhaps because the system ran out of memory" in cause_of_death("tiny", -9, []).message
+    known = cause_of_death("tiny", -9, [], memory_ran_out=True)
+    assert type(known) is WorkerDied
+    assert "and the system ran out of memory at that time" in known.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "MemoryError",
+        "ggml_aligned_malloc: insufficient memory (attempted to allocate 720.00 MB)",
+        "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 1024",
+        "alloc_tensor_range: failed to allocate CPU buffer of size 1024",
+        "ggml.c:1644: GGML_ASSERT(ctx->mem_buffer != NULL) failed",
+    ],
+)
+def test_the_machines_own_memory_is_not_the_devices(line: str) -> None:
+    error = cause_of_death("tiny", -6, ["loading", line, "something after it"])
+    assert type(error) is WorkerDied
+    assert "ran out of memory and was ended by signal SIGABRT" in error.message
+    assert "device" not in error.message
+
+
+def test_a_bus_error_points_at_the_file() -> None:
+    assert "was cut short or replaced" in cause_of_death("tiny", -7, []).message
+
+
+def test_where_a_library_was_built_is_left_out() -> None:
+    lines = ["/tmp/pip-x/vendor/llama.cpp/ggml/src/ggml.c:1: GGML_ASSERT(a) failed", "error in /models/a.gguf: short"]
+    assert telling_lines(lines) == "ggml.c:1: GGML_ASSERT(a) failed | error in /models/a.gguf: short"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hypnos_engine.domain.errors import (
@@ -28,6 +29,7 @@ from hypnos_engine.domain.kinds import EngineKind
 from hypnos_engine.engines.base import GenerationEvent
 from hypnos_engine.engines.process import Transport
 from hypnos_engine.engines.runtimes import WorkerRuntime
+from hypnos_engine.engines.watch import Patience
 from hypnos_engine.engines.worker_engine import WorkerEngine
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.testing.engine_conformance import complete, ignore, question, until_first_text
@@ -136,8 +138,8 @@ async def test_a_worker_that_says_nothing_times_out(bad_runtime: BadRuntime) -> 
 
 async def test_a_load_that_makes_no_progress_is_given_up(bad_runtime: BadRuntime) -> None:
     """A hung disk or driver must not hold up every other model."""
-    engine = engine_of(bad_runtime("hangs_while_loading"), silent_load_s=0.2)
-    with pytest.raises(EngineTimeout, match=r"made no progress for 0\.2 s"):
+    engine = engine_of(bad_runtime("hangs_while_loading"), load_patience=Patience(least_s=0.2))
+    with pytest.raises(EngineTimeout, match=r"made no progress for 0\.\d+ s \(its process was sleeping\)"):
         await load(engine)
     assert engine.pid is None
     assert (await engine.exited()).expected
@@ -228,7 +230,7 @@ async def test_messages_of_the_load_that_come_again_change_nothing(bad_runtime: 
         ("enormous_frame", WorkerDied, r"4294967295 bytes"),
         ("prints", WorkerDied, r"sent what is no message"),
         ("half_frame_then_dies", WorkerDied, r"'tiny' was killed \(signal SIGKILL\)"),
-        ("aborts", WorkerDied, r"SIGABRT: .*GGML_ASSERT\(ctx->mem_buffer != NULL\) failed"),
+        ("aborts", WorkerDied, r"ran out of memory and .*SIGABRT.*GGML_ASSERT\(ctx->mem_buffer != NULL\) failed"),
         ("out_of_memory", DeviceOutOfMemory, r"'tiny' ran out of device memory: CUDA error: out of memory"),
         ("survived_pinned_failure", WorkerDied, r"SIGSEGV"),
         ("leaves", WorkerDied, r"ended with status 0"),
@@ -315,6 +317,133 @@ async def test_a_talkative_worker_is_neither_blocked_nor_kept(bad_runtime: BadRu
     async with loaded(bad_runtime("talkative")) as engine:
         assert (await complete(engine, question(1, "x"))).text == "fine"
     assert sum(line.startswith("line ") for line in worker_log.lines) == 5000
+
+
+# --- silence --------------------------------------------------------------------------------------------------------
+
+IMPATIENT = Patience(least_s=0.3, busy_times=2.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("falls_silent", r"made no step for 0\.\d+ s \(its process was sleeping\) and was ended; try again\.$"),
+        ("stops", r"was stopped\).* Its last words: about to stop: ggml_backend_sched failed"),
+        ("spins", r"was running\)"),
+        ("half_frame_then_silence", r"was sleeping\)"),
+        ("drips", r"made no step"),
+        ("pongs", r"made no step"),
+    ],
+)
+async def test_a_worker_that_makes_no_steps_is_ended(
+    mode: str, words: str, bad_runtime: BadRuntime, transport: Transport
+) -> None:
+    async with loaded(bad_runtime(mode), transport=transport, step_patience=IMPATIENT) as engine:
+        events, text = engine.generate(question(1, "x")), list[str]()
+        with pytest.raises(WorkerDied, match=words):
+            await drain(events, text)
+        assert text == ["so far "]
+        with pytest.raises(WorkerDied, match="made no step"):
+            await anext(engine.generate(question(2, "x")))
+        end = await engine.exited()
+        assert not end.expected
+        assert type(end.error) is WorkerDied
+        assert engine.pid is None
+
+
+async def test_a_worker_that_stops_before_it_accepts_fails_all_that_wait(bad_runtime: BadRuntime) -> None:
+    async with loaded(bad_runtime("stops_at_once"), step_patience=IMPATIENT) as engine:
+        waiting = [asyncio.create_task(drain(engine.generate(question(number, "x")))) for number in range(3)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, WorkerDied) for result in results)
+
+
+async def test_a_worker_that_hangs_is_ended_although_its_client_has_left(bad_runtime: BadRuntime) -> None:
+    """Else the next client would be the one to wait."""
+    async with loaded(bad_runtime("falls_silent"), step_patience=IMPATIENT) as engine:
+        events = engine.generate(question(1, "x"))
+        await until_first_text(events)
+        await events.aclose()
+        end = await engine.exited()
+        assert isinstance(end.error, WorkerDied)
+
+
+async def test_a_worker_without_work_may_be_silent(bad_runtime: BadRuntime) -> None:
+    async with loaded(bad_runtime("behaves"), step_patience=Patience(least_s=0.05)) as engine:
+        assert (await complete(engine, question(1, "x"))).text == "fine"
+        await asyncio.wait([asyncio.ensure_future(engine.exited())], timeout=0.4)
+        assert (await complete(engine, question(2, "x"))).text == "fine"
+
+
+async def test_a_worker_that_says_that_it_turns_is_left_alone(bad_runtime: BadRuntime, transport: Transport) -> None:
+    patience = Patience(least_s=0.3, slowest_steps=0.0)
+    async with loaded(bad_runtime("beats"), transport=transport, step_patience=patience) as engine:
+        assert (await complete(engine, question(1, "x"))).text == "at last"
+
+
+async def test_others_are_served_while_a_worker_hangs(bad_runtime: BadRuntime) -> None:
+    async with (
+        loaded(bad_runtime("behaves")) as healthy,
+        loaded(bad_runtime("stops"), step_patience=IMPATIENT) as sick,
+    ):
+        hanging = asyncio.create_task(drain(sick.generate(question(1, "x"))))
+        while not hanging.done():
+            assert (await complete(healthy, question(1, "x"))).text == "fine"
+        assert isinstance(hanging.exception(), WorkerDied)
+
+
+# --- floods ---------------------------------------------------------------------------------------------------------
+
+
+class Pulse:
+    """How long the loop was held up at most."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._before_s = self._loop.time()
+        self.longest_s = 0.0
+        self._handle = self._loop.call_soon(self._beat)
+
+    def _beat(self) -> None:
+        now_s = self._loop.time()
+        self.longest_s = max(self.longest_s, now_s - self._before_s)
+        self._before_s = now_s
+        self._handle = self._loop.call_later(0.001, self._beat)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+@pytest.mark.parametrize(
+    "mode", ["floods_unknown", "floods_empty", "floods_beats", "floods_wishes", "floods_cancelled"]
+)
+async def test_a_flood_ends_the_worker_and_holds_nobody_up(
+    mode: str, bad_runtime: BadRuntime, transport: Transport, expected_log: list[str]
+) -> None:
+    expected_log += ["worker of tiny: ended a request", "worker of tiny: sent more text"]
+    wishes = list[object]()
+    engine, before_bytes = engine_of(bad_runtime(mode), transport=transport), _resident_bytes()
+    await engine.load(LOAD, ignore, wishes.append)
+    pulse = Pulse()
+    results = await asyncio.gather(drain(engine.generate(question(1, "x"))), return_exceptions=True)
+    end = await engine.exited()
+    pulse.stop()
+    assert isinstance(results[0], EngineFailed)
+    assert isinstance(end.error, WorkerDied)
+    assert "flooded its channel" in end.error.message
+    assert pulse.longest_s < 0.5
+    assert len(wishes) < 25_000
+    assert sum(isinstance(wish, m.ContextWanted) for wish in wishes) <= 1
+    assert _resident_bytes() - before_bytes < 32 * 2**20
+
+
+async def test_a_flood_of_progress_ends_the_load(bad_runtime: BadRuntime, transport: Transport) -> None:
+    with pytest.raises(WorkerDied, match="flooded its channel"):
+        await load(engine_of(bad_runtime("floods_progress"), transport=transport))
+
+
+def _resident_bytes() -> int:
+    return psutil.Process().memory_info().rss
 
 
 # --- broken conversations -------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ RULES: list[tuple[str, int, Keys, list[tuple[int, int, int, int]]]] = [
     ("glm4moe", 3, {"nextn_predict_layers": 1}, [PLAIN, PLAIN, (0, 0, 0, 0)]),
     ("nanbeige", 2, {"num_loops": 3}, [(96, 96, 0, 0)] * 2),
     ("graniteswitch", 2, {}, [PLAIN, (48, 48, 0, 0)]),
-    ("gemma-embedding", 2, {"attention.sliding_window": 9}, [(0, 0, 0, 0)] * 2),
+    ("gemma-embedding", 2, {"attention.sliding_window": 9}, [(0, 0, 9, 0)] * 2),
+    ("modern-bert", 2, {}, [(0, 0, 0, 0)] * 2),
     ("mamba", 1, {**SSM, "attention.head_count": 0, "attention.head_count_kv": 0}, [_state(3 * 128 + 16 * 128)]),
 ]
 

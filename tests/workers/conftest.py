@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypnos_engine.testing import tiny_gguf
+from hypnos_engine.testing import tiny_embedders, tiny_gguf
 from tests.workers.driver import Worker
 
 
@@ -34,4 +34,22 @@ def smol(starter: Path) -> Iterator[Worker]:
     """A worker with the starter model, shared by the tests of one file."""
     with Worker("llama") as worker:
         worker.load(starter)
+        yield worker
+
+
+@pytest.fixture(scope="session")
+def embedders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """One random model per way of making vectors."""
+    folder = tmp_path_factory.mktemp("embedders")
+    paths = {kind: folder / f"{kind}.gguf" for kind in tiny_embedders.EMBEDDERS}
+    for kind, write in tiny_embedders.EMBEDDERS.items():
+        write(paths[kind])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def encoder(embedders: Mapping[str, Path]) -> Iterator[Worker]:
+    """A worker with a bert of 512 positions, shared by tests of one file that use different numbers."""
+    with Worker("llama") as worker:
+        worker.load(embedders["encoder"], embeddings=True, context_len=4096, threads=1)
         yield worker

@@ -111,6 +111,52 @@ def test_idle_prefixes_make_room(small: Worker) -> None:
     assert not small.all_of(m.ContextWanted)
 
 
+@pytest.fixture
+def three(tiny: Mapping[str, Path]) -> Iterator[Worker]:
+    """Three slots over 512 cells."""
+    with Worker("llama") as worker:
+        worker.load(tiny["llama"], context_len=512, slots=3, threads=1)
+        yield worker
+
+
+def _text(scope: str, letters: int) -> m.Generate:
+    """A prompt of so many tokens and a header, of a client of its own."""
+    return chat(1, scope * letters, max_tokens=1, scope=scope, sampling=FRESH)
+
+
+def _is_cached(worker: Worker, request: m.Generate) -> bool:
+    return worker.ask(request).end.cached_tokens > 0
+
+
+def test_a_long_prefix_outlives_a_short_one_that_is_newer(three: Worker) -> None:
+    long, short = _text("a", 200), _text("b", 40)
+    three.ask(long)
+    three.ask(short)
+    three.ask(_text("c", 240))
+    assert _is_cached(three, long)
+    assert not _is_cached(three, short)
+
+
+def test_a_prefix_in_use_outlives_a_longer_one_that_nobody_asks_for(three: Worker) -> None:
+    long, short = _text("a", 200), _text("b", 60)
+    three.ask(long)
+    for _ in range(10):
+        three.ask(short)
+    three.ask(_text("c", 250))
+    assert _is_cached(three, short)
+    assert not _is_cached(three, long)
+
+
+def test_no_more_prefixes_are_dropped_than_needed(three: Worker) -> None:
+    """The short one is worth less, but the long one has to go, and then its cells are enough."""
+    short, long = _text("a", 40), _text("b", 200)
+    three.ask(short)
+    three.ask(long)
+    three.ask(_text("c", 330))
+    assert _is_cached(three, short)
+    assert not _is_cached(three, long)
+
+
 def test_a_reproducible_answer_gives_other_prefixes_back(small: Worker) -> None:
     request = chat(1, "x" * 100, max_tokens=1, scope="a", sampling=FRESH)
     first = small.ask(request).end

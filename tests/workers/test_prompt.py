@@ -129,3 +129,12 @@ def test_a_character_that_is_never_completed_is_marked(vocabulary: Vocabulary) -
     first = vocabulary.tokens("∮", parse_control=False)[0]
     assert output.feed(first) == ""
     assert output.finish() == "\ufffd"
+
+
+def test_a_text_of_one_endless_run_is_read_in_parts_and_nothing_of_it_is_lost(vocabulary: Vocabulary) -> None:
+    for run in ("x" * 100_000, "!" * 100_000, "\n" * 100_000, "字" * 50_000):
+        text = f"Before {run}<|im_end|>"
+        tokens = vocabulary.tokens(text, parse_control=True)
+        assert _decoded(vocabulary, tokens) == text
+        assert _controls(vocabulary, tokens) == 1
+        assert vocabulary.marked_tokens(run) == vocabulary.tokens(run, parse_control=False)

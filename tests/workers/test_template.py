@@ -1,17 +1,17 @@
-"""Chat templates are strangers' programs: what they may do, how long, and how their refusals reach the client."""
+"""Chat templates are strangers' programs: what they may do, and how their refusals reach the client."""
 
 import re
 
 import pytest
 
 from hypnos_engine.domain.errors import InvalidRequest
-from hypnos_engine.workers.llama.template import ChatTemplate, TemplateTimeout, within
+from hypnos_engine.workers.llama.template import ChatTemplate
 
 USER = ({"role": "user", "content": "Hello"},)
 
 
-def _render(source: str, *, limit_s: float = 5.0, thinking: bool = False) -> str:
-    return ChatTemplate(source, bos="<s>", eos="</s>", limit_s=limit_s).render(USER, thinking=thinking)
+def _render(source: str, *, thinking: bool = False) -> str:
+    return ChatTemplate(source, bos="<s>", eos="</s>").render(USER, thinking=thinking)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ def _render(source: str, *, limit_s: float = 5.0, thinking: bool = False) -> str
         ("{{ messages[0].content | trim }}{{ add_generation_prompt }}", "HelloTrue"),
         ("{{ enable_thinking }}{{ tools is defined }}", "FalseFalse"),
         ("{{ 'ab' * 3 }}{{ 2 ** 3 }}{{ '%03d' % 7 }}{{ 'a' + 'b' }}", "ababab8007ab"),
+        ("{{ missing.part['of it'] }}{{ 'a' + missing + none + 'b' }}{{ none + 'c' }}", "abc"),
     ],
 )
 def test_what_templates_use_works(source: str, expected: str) -> None:
@@ -32,19 +33,6 @@ def test_what_templates_use_works(source: str, expected: str) -> None:
 
 def test_the_date_is_there() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", _render("{{ strftime_now('%Y-%m-%d') }}"))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro m(n) %}{{ m(n) if false }}{% for i in range(99999) %}{{ loop.index }}{% endfor %}{% endmacro %}"
-        "{% for i in range(99999) %}{% set x = m(i) %}{% endfor %}",
-    ],
-)
-def test_an_endless_template_is_interrupted(source: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"needs more than 0\.3 s"):
-        _render(source, limit_s=0.3)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +50,9 @@ def test_an_endless_template_is_interrupted(source: str) -> None:
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__ }}",
-        "{{ undefined_thing.attribute }}",
+        "{{ undefined_thing + 1 }}",
+        "{{ ''.__class__['x'] }}",
+        "{{ 'x' + ''.__class__ }}",
         "{% include 'file' %}",
         "{% if %}",
         "{{ 'unclosed",
@@ -78,14 +68,32 @@ def test_a_template_may_refuse_with_its_own_words() -> None:
         _render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_work_that_ends_in_time_is_left_alone() -> None:
-    assert within(5.0, lambda: "done") == "done"
+SYSTEM = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+SILENT = "{% for x in messages if x.role != 'system' %}"
+AS_PARTS = "{% for x in messages %}{{ x.role }}:{% for p in x.content %}{{ p['text'] }};{% endfor %}{% endfor %}"
 
 
-def test_work_is_interrupted_in_the_middle() -> None:
-    def forever() -> str:
-        while True:
-            pass
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for x in messages %}{{ x.content }};{% endfor %}", "Be brief.;Hello;"),
+        (NO_SYSTEM + "{% for x in messages %}{{ x.role }}:{{ x.content }};{% endfor %}", "user:Be brief.\nHello;"),
+        (SILENT + "{{ x.content }};{% endfor %}", "Be brief.\nHello;"),
+        (AS_PARTS, "system:Be brief.;user:Hello;"),
+        (NO_SYSTEM + AS_PARTS, "user:Be brief.\nHello;"),
+    ],
+)
+def test_a_template_gets_the_form_that_it_takes(source: str, expected: str) -> None:
+    assert ChatTemplate(source, bos="", eos="").render(SYSTEM, thinking=False) == expected
 
-    with pytest.raises(TemplateTimeout):
-        within(0.05, forever)
+
+def test_an_empty_answer_may_have_to_be_a_part() -> None:
+    source = "{% for x in messages %}{{ raise_exception('empty') if x.content == '' }}{{ x.role }};{% endfor %}"
+    turns = [*USER, {"role": "assistant", "content": ""}, *USER]
+    assert ChatTemplate(source, bos="", eos="").render(turns, thinking=False) == "user;assistant;user;"
+
+
+def test_earlier_thoughts_and_the_date_are_told_as_llama_server_tells_them() -> None:
+    told = _render("{{ preserve_thinking }}{{ clear_thinking }}{{ date_string }};{{ datetime }}")
+    assert re.fullmatch(r"TrueFalse\d\d \w+ \d{4};\w+ \d\d \d{4}", told)

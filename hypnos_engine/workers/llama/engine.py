@@ -15,7 +15,8 @@ from hypnos_engine.domain.kinds import FinishReason
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.workers.channel import Channel
 from hypnos_engine.workers.llama import sampler, steps
-from hypnos_engine.workers.llama.context import Context, Outcome
+from hypnos_engine.workers.llama.context import Context, NoNumbers, Outcome
+from hypnos_engine.workers.llama.drafter import Drafter, check
 from hypnos_engine.workers.llama.job import Job, Wish
 from hypnos_engine.workers.llama.output import Output
 from hypnos_engine.workers.llama.preparing import Preparation, Prepared
@@ -28,7 +29,7 @@ _FAILURES_IN_A_ROW = 3
 
 
 class _Lost(Exception):
-    """There is no context any more and no way to make one."""
+    """There is no context any more and no way to make one, or no weights to be trusted."""
 
 
 class TextEngine:
@@ -42,6 +43,7 @@ class TextEngine:
         preparation: Preparation,
         meter: MemoryMeter,
         pace: steps.Pace,
+        drafter: Drafter | None = None,
     ) -> None:
         self._channel = channel
         self._table = table
@@ -49,6 +51,7 @@ class TextEngine:
         self._preparation = preparation
         self._meter = meter
         self._pace = pace
+        self._drafter = drafter
         self._jobs: dict[int, Job] = {}
         """Unfinished requests by number."""
         self._waiting: deque[Job] = deque()
@@ -58,6 +61,8 @@ class TextEngine:
         self._ending = False
         self._turn = 0
         self._failures = 0
+        self._spoils = 0
+        """Answers in a row that ended because the model computed no numbers."""
         self._deltas: list[m.Delta] = []
         self._ends: list[m.Finished | m.Failed] = []
 
@@ -88,7 +93,7 @@ class TextEngine:
     def _receive(self) -> None:
         """Take every message that is there; wait for one when nothing runs."""
         if not self._table.active:
-            self._handle(self._channel.inbox.get())
+            self._handle(self._channel.next_message(busy=bool(self._jobs)))
         while not self._ending:
             try:
                 message = self._channel.inbox.get_nowait()
@@ -100,6 +105,9 @@ class TextEngine:
         match message:
             case m.Generate():
                 self._enqueue(message)
+            case m.Embed():
+                refusal = InvalidRequest("This model answers conversations and makes no vectors: use another one.")
+                self._channel.send(m.Failed(message.id, refusal.code, refusal.message))
             case Prepared():
                 self._take_prompt(message)
             case m.Cancel():
@@ -110,6 +118,8 @@ class TextEngine:
                 self._answered()
             case m.SetThreads():
                 self._context.set_threads(message.threads)
+                if self._drafter is not None:
+                    self._drafter.set_threads(message.threads)
             case m.Ping():
                 self._channel.send(m.Pong(message.nonce))
             case m.Shutdown():
@@ -198,6 +208,7 @@ class TextEngine:
                 self._waiting.popleft()
                 job.chain = sampler.Chain(job.request.sampling)
                 job.output = Output(self._vocabulary, job.request.stop)
+                job.draft = self._drafter.begin(job) if self._drafter is not None else None
             except HypnosError as error:
                 self._fail(job, error)
                 continue
@@ -270,9 +281,16 @@ class TextEngine:
         for piece in pieces:
             if piece.slot.job is not None:
                 piece.slot.job.watch.share(len(pieces))
+        if self._drafter is not None:
+            pieces = self._drafter.widen(pieces)
         self._decode(pieces)
-        self._pace.learn(sum(len(piece.tokens) for piece in pieces), time.monotonic() - started_s)
+        took_s = time.monotonic() - started_s
+        if not any(piece.guessed for piece in pieces):
+            self._pace.learn(sum(len(piece.tokens) for piece in pieces), took_s)
+        if self._drafter is not None:
+            self._drafter.learn(pieces, took_s)
         self._flush()
+        self._channel.beat()
         self._failures = 0
 
     def _decode(self, pieces: list[steps.Piece]) -> None:
@@ -280,13 +298,19 @@ class TextEngine:
         batch = self._context.batch
         batch.clear()
         rows = [
-            batch.add(piece.slot.number, piece.tokens, len(piece.slot.cached), want_logits=piece.last)
+            batch.add(
+                piece.slot.number,
+                piece.tokens,
+                len(piece.slot.cached),
+                want_logits=piece.last,
+                guessed=piece.guessed,
+            )
             for piece in pieces
         ]
         match self._context.decode():
             case Outcome.DONE:
                 for piece, row in zip(pieces, rows, strict=True):
-                    self._computed(piece, row)
+                    self._checked(piece, row) if piece.guessed else self._computed(piece, row)
             case Outcome.FULL:
                 self._make_do(pieces)
             case _:
@@ -298,12 +322,54 @@ class TextEngine:
             slot.canonical += len(piece.tokens)
         slot.cached += piece.tokens
         slot.pending = slot.pending[len(piece.tokens) :]
+        self._table.advanced(slot)
         if piece.last and slot.job is not None and slot.job.chain is not None:
-            self._drawn(slot, slot.job, self._context.sample(slot.job.chain.pointer, row))
+            try:
+                token = self._context.sample(slot.job.chain.pointer, row)
+            except NoNumbers:
+                self._spoilt(slot, slot.job)
+                return
+            self._spoils = 0
+            self._drawn(slot, slot.job, token)
+
+    def _checked(self, piece: steps.Piece, row: int) -> None:
+        """Draw as many tokens as the guesses that came true allow; one Delta for all of them."""
+        slot, job = piece.slot, piece.slot.job
+        assert job is not None
+        told = len(self._deltas)
+        try:
+            drawn = check(self._context, piece, row, self._vocabulary.ends)
+        except NoNumbers:
+            self._spoilt(slot, job)
+            return
+        self._spoils = 0
+        for token in drawn:
+            if slot.job is job:  # the answer may end before all of them
+                self._drawn(slot, job, token)
+        texts = [delta.text for delta in self._deltas[told:]]
+        self._deltas[told:] = [m.Delta(job.id, "".join(texts))] if texts else []
+
+    def _spoilt(self, slot: Slot, job: Job) -> None:
+        """Fail the request alone; but weights that spoil one after the other have to be loaded, and checked, again."""
+        error = EngineFailed(
+            "The model computes what are no numbers: its file was damaged or replaced while in use, or its device "
+            "fails. Look at the file; then try again."
+        )
+        self._fail(job, error)
+        self._table.drop(slot)
+        self._spoils += 1
+        if self._spoils >= _FAILURES_IN_A_ROW:
+            self._fail_all(error)
+            raise _Lost(error.message)
 
     def _make_do(self, pieces: list[steps.Piece]) -> None:
-        """No room although the ledger says so: 1 drop idle prefixes; 2 try smaller batches; 3 fail the one request."""
-        if self._table.drop_idle():
+        """No room although the ledger says so.
+
+        1 without guesses; 2 drop idle prefixes; 3 try smaller batches; 4 fail the one request.
+        """
+        if any(piece.guessed for piece in pieces):
+            self._decode([piece.without_guesses() for piece in pieces])
+        elif self._table.drop_idle():
             self._decode(pieces)
         elif len(pieces) > 1:
             for piece in pieces:
@@ -332,6 +398,8 @@ class TextEngine:
             self._deltas.append(m.Delta(job.id, text))
         if reason is None:
             slot.pending = [token]
+            if job.draft is not None:
+                job.draft.drawn(token)
             return
         self._ends.append(job.finished(reason))
         self._forget(job)

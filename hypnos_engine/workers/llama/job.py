@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import msgspec
+
 from hypnos_engine.domain.errors import InvalidRequest
 from hypnos_engine.domain.kinds import FinishReason
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.workers.llama import sampler
+from hypnos_engine.workers.llama.gain import Draft
 from hypnos_engine.workers.llama.output import Output
 from hypnos_engine.workers.stopwatch import Stopwatch
 
@@ -41,6 +44,8 @@ class Job:
     drawn: int = 0
     output: Output | None = None
     chain: sampler.Chain | None = None
+    draft: Draft | None = None
+    """Guesses of what is drawn next; None where none are made."""
 
     @property
     def id(self) -> int:
@@ -94,6 +99,9 @@ class Job:
         """The last message of an answer."""
         prompt = len(self.prompt)
         timing = self.watch.timing(prompt, self.cached, self.drawn)
+        if self.draft is not None:
+            guessed, came_true = self.draft.tokens, self.draft.came_true
+            timing = msgspec.structs.replace(timing, drafted_tokens=guessed, accepted_tokens=came_true)
         return m.Finished(self.id, reason, prompt, self.drawn, self.cached, timing)
 
     def free(self) -> None:

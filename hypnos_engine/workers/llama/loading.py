@@ -2,21 +2,23 @@
 
 import time
 
-import llama_cpp
-import numpy as np
-
+from hypnos_engine.domain.drafting import output_rows
 from hypnos_engine.domain.errors import Cancelled, LoadFailed
+from hypnos_engine.domain.kinds import Drafts
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.workers.channel import Channel
+from hypnos_engine.workers.llama import binding, native, steps
 from hypnos_engine.workers.llama import model as weights
-from hypnos_engine.workers.llama import native, steps
 from hypnos_engine.workers.llama.context import MOST_BATCH, Context, ContextShape, Outcome
+from hypnos_engine.workers.llama.drafter import Drafter
 from hypnos_engine.workers.llama.engine import TextEngine
 from hypnos_engine.workers.llama.preparing import Preparation, Prepared
 from hypnos_engine.workers.llama.prompt import Limits, PromptWriter
 from hypnos_engine.workers.llama.report import MemoryMeter
-from hypnos_engine.workers.llama.slots import SlotTable
+from hypnos_engine.workers.llama.slots import CPU_BLOCK, SlotTable
 from hypnos_engine.workers.llama.vocabulary import Vocabulary
+
+_LOGIT_BYTES = 4
 
 
 def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
@@ -29,15 +31,19 @@ def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
 
     model = weights.load(request, report)
     weights_s = time.monotonic() - started_s
-    meter = MemoryMeter(model.weights_bytes, native.log.buffers())
     gpu_layers = native.log.offloaded_layers()
     vocabulary = Vocabulary(model.vocab)
+    drafts = Drafts.OFF if model.recurrent else Drafts(request.draft)
+    rows = output_rows(request.slots, drafts)
+    guessed_bytes = (rows - output_rows(request.slots, Drafts.OFF)) * vocabulary.size * _LOGIT_BYTES
+    meter = MemoryMeter(model.weights_bytes, native.log.buffers(), model.experts, guessed_bytes)
     channel.send(m.LoadProgress("context", 0.0))
     context_started_s = time.monotonic()
-    context = Context(model, ContextShape(request.context_len, request.slots, request.kv_type, request.threads))
+    context = Context(model, ContextShape(request.context_len, request.slots, request.kv_type, request.threads, rows))
     context_s = time.monotonic() - context_started_s
     channel.send(m.LoadProgress("context", 1.0), m.LoadProgress("warmup", 0.0))
     token_s = _warm_up(request, context, vocabulary)
+    drafter = Drafter(vocabulary.ends, request.threads) if drafts is not Drafts.OFF and _can_be_cut(context) else None
     channel.send(m.LoadProgress("warmup", 1.0))
     if channel.shutdown_seen:
         raise Cancelled("The load was given up.")
@@ -50,14 +56,15 @@ def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
     )
     writer = PromptWriter(vocabulary, model.chat_template, Limits(request.model, model.context_train))
     # An accelerator may choose its kernels by the size of a batch; there, only whole batches repeat bit by bit.
-    block = min(MOST_BATCH, context.batch.capacity) if gpu_layers else steps.CPU_BLOCK
+    block = min(MOST_BATCH, context.batch.capacity) if gpu_layers else CPU_BLOCK
     engine = TextEngine(
         channel,
-        SlotTable(context, block),
+        SlotTable(context, block, vocabulary.control),
         vocabulary,
         Preparation(writer, channel),
         meter,
         steps.Pace(token_s),
+        drafter,
     )
     channel.send(
         m.Loaded(
@@ -68,7 +75,7 @@ def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
             architecture=model.architecture,
             phases=phases,
             memory=meter.report(context.buffers),
-            library=f"llama-cpp-python {llama_cpp.__version__} (llama.cpp {native.version()})",
+            library=f"llama-cpp-python {binding.version()} (llama.cpp {native.version()})",
             has_chat_template=model.chat_template is not None,
         )
     )
@@ -86,7 +93,7 @@ def _warm_up(request: m.Load, context: Context, vocabulary: Vocabulary) -> float
     row = context.batch.add(0, [token], 0, want_logits=True)
     if context.decode() is not Outcome.DONE:
         raise weights.refusal(request, f"a first token cannot be computed: {native.log.reason('not enough memory')}")
-    finite = bool(np.isfinite(context.logits(row)).all())
+    finite = context.has_numbers(row)
     context.clear()
     if not finite:
         raise LoadFailed(
@@ -94,3 +101,12 @@ def _warm_up(request: m.Load, context: Context, vocabulary: Vocabulary) -> float
             "numbers. Download the file again."
         )
     return time.monotonic() - started_s
+
+
+def _can_be_cut(context: Context) -> bool:
+    """Try whether the cache gives up a token behind others, whatever the library says about its kind."""
+    context.batch.clear()
+    context.batch.add(0, [0, 0], 0, want_logits=True)
+    cut = context.decode() is Outcome.DONE and context.shorten(0, 1)
+    context.clear()
+    return cut

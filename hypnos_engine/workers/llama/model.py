@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,17 @@ ProgressReport = Callable[[float], bool]
 """Takes the fraction that is loaded; returns False to give the load up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Tensors that were placed by an override, as the library says that it did."""
+
+    tensors: int
+    bytes: int
+
+
+NONE_MOVED = Moved(0, 0)
+
+
 class _BufferOverride(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
@@ -28,15 +41,19 @@ class _BufferOverride(ctypes.Structure):
 class Model:
     """Loaded weights. Freed once, after the context that uses them."""
 
-    def __init__(self, pointer: native.Pointer, path: str) -> None:
+    def __init__(self, pointer: native.Pointer, path: str, experts: Moved) -> None:
         self.pointer = pointer
         self.path = path
+        self.experts = experts
+        """The experts that stay in host memory."""
         self.vocab = lib.llama_model_get_vocab(pointer)
         self.weights_bytes = int(lib.llama_model_size(pointer))
         self.layers = int(lib.llama_model_n_layer(pointer))
         self.context_train = int(lib.llama_model_n_ctx_train(pointer))
         self.window = int(lib.llama_model_n_swa(pointer))
         """Tokens that sliding-window layers attend to; 0 without such layers."""
+        self.recurrent = bool(lib.llama_model_is_recurrent(pointer) or lib.llama_model_is_hybrid(pointer))
+        """True when some layers keep a running state instead of a cache."""
         self.architecture = self.meta("general.architecture") or "unknown"
         template = lib.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
@@ -73,7 +90,8 @@ def load(request: m.Load, report: ProgressReport) -> Model:
         if progress.given_up:
             raise Cancelled("The load was given up.")
         raise refusal(request, native.log.reason("llama.cpp does not say why"))
-    model = Model(pointer, request.weights_path)
+    moved = native.log.overridden_tensors()
+    model = Model(pointer, request.weights_path, Moved(len(moved), _size_of(moved, request.weights_path)))
     try:
         _check_usable(request, model)
     except LoadFailed:
@@ -136,3 +154,41 @@ def _experts_to_cpu(layers: int) -> Any:
     patterns = [rb"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps" % layer for layer in range(layers)]
     rows = [_BufferOverride(pattern, cpu) for pattern in patterns]
     return (_BufferOverride * (len(rows) + 1))(*rows, _BufferOverride(None, None))
+
+
+class _HeaderParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+def _size_of(names: Collection[str], path: str) -> int:
+    """Bytes of the named tensors of a model, by the headers of its files; the log gives whole MiB only."""
+    if not names:
+        return 0
+    from llama_cpp._ggml import libggml
+
+    libggml.gguf_init_from_file.restype = ctypes.c_void_p
+    libggml.gguf_init_from_file.argtypes = [ctypes.c_char_p, _HeaderParams]
+    libggml.gguf_free.argtypes = [ctypes.c_void_p]
+    libggml.gguf_find_tensor.restype = ctypes.c_int64
+    libggml.gguf_find_tensor.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    libggml.gguf_get_tensor_size.restype = ctypes.c_size_t
+    libggml.gguf_get_tensor_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    total = 0
+    for file in _files(path):
+        header = libggml.gguf_init_from_file(file.encode(), _HeaderParams(True, None))
+        if not header:
+            continue
+        for name in names:
+            index = libggml.gguf_find_tensor(header, name.encode())
+            total += int(libggml.gguf_get_tensor_size(header, index)) if index >= 0 else 0
+        libggml.gguf_free(header)
+    return total
+
+
+def _files(path: str) -> Iterator[str]:
+    """The file, or all files of a model that is divided and named as llama.cpp names the parts."""
+    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path)
+    if part is None:
+        yield path
+    else:
+        yield from (f"{part[1]}-{number:05}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1))

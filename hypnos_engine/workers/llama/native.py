@@ -22,7 +22,9 @@ MODEL_PARAMS_BYTES, CONTEXT_PARAMS_BYTES = 80, 160
 _DEBUG, _WARN, _ERROR, _CONTINUED = 1, 3, 4, 5
 _KEPT_LINES = 4000
 _BUFFER = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
+_OVERRIDDEN = re.compile(r"tensor (\S+) \(.*\) buffer type overridden to (\S+)")
 _OFFLOADED = re.compile(r"offloaded (\d+)/\d+ layers to GPU")
+_NO_MEMORY = re.compile(r"bad_alloc|insufficient memory|failed to allocate|Cannot allocate memory")
 _MIB = 1024 * 1024
 
 Pointer = Any
@@ -63,7 +65,8 @@ class NativeLog:
         if not errors:
             return otherwise
         # The first error names the cause ("tensor ... not within the file bounds"); later ones only say that it failed.
-        return re.sub(r"^\w+: (error loading model: )?", "", errors[0]).strip() or otherwise
+        words = re.sub(r"^\w+: (error loading model: )?", "", errors[0]).strip() or otherwise
+        return f"there is not enough memory ({words})" if _NO_MEMORY.search(words) else words
 
     def buffers(self) -> Buffers:
         """Sum of the buffers announced in the present span."""
@@ -81,6 +84,10 @@ class NativeLog:
             repacked += size if "REPACK" in name else 0
             mapped = mapped or name.endswith("_Mapped")
         return Buffers(by_kind, device, repacked, mapped)
+
+    def overridden_tensors(self) -> frozenset[str]:
+        """Names of the tensors that were placed where an override says."""
+        return frozenset(found[1] for _, text in self._lines if (found := _OVERRIDDEN.search(text)))
 
     def offloaded_layers(self) -> int:
         """Layers that went to an accelerator, the output head counted as one."""

@@ -1,7 +1,7 @@
 """Writes prompts on a thread of its own, so that a long text or a slow template never stalls the answers that run."""
 
+import contextlib
 import queue
-import threading
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hypnos_engine.domain.errors import EngineFailed, HypnosError
 from hypnos_engine.workers.llama.job import Job
 from hypnos_engine.workers.llama.prompt import PromptWriter
+from hypnos_engine.workers.llama.runs import start_reading_thread
 
 if TYPE_CHECKING:
     from hypnos_engine.workers.channel import Channel
@@ -30,12 +31,14 @@ class Preparation:
         self._writer = writer
         self._channel = channel
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="prompts", daemon=True).start()
+        start_reading_thread(self._work, "prompts")
 
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
     def _work(self) -> None:
+        with contextlib.suppress(HypnosError):  # the first prompt tries again, and has somebody to tell
+            self._writer.start()
         while True:
             job = self._jobs.get()
             if not job.cancelled:

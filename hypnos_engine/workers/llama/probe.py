@@ -4,13 +4,14 @@ import ctypes
 from typing import Any
 
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.workers.llama import binding
 
 _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 
 
 def report() -> m.ProbeReport:
     """Ask llama.cpp and ggml. Raises ImportError without the library, LoadFailed when the binding does not fit."""
-    import llama_cpp
+    binding.prepare()
     import llama_cpp.llama_cpp as lib
 
     from hypnos_engine.workers.llama import native
@@ -18,7 +19,7 @@ def report() -> m.ProbeReport:
     native.start()
     return m.ProbeReport(
         library="llama-cpp-python",
-        version=llama_cpp.__version__,
+        version=binding.version(),
         system_info=bytes(lib.llama_print_system_info()).decode("utf-8", "replace").strip(" |"),
         gpu_offload=bool(lib.llama_supports_gpu_offload()),
         devices=_devices(lib._lib),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hypnos_engine.domain.errors import InvalidRequest
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.workers.llama.template import ChatTemplate
+from hypnos_engine.workers.llama.template_process import TemplateProcess
 from hypnos_engine.workers.llama.vocabulary import Vocabulary
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
@@ -33,13 +33,18 @@ class PromptWriter:
         self._vocabulary = vocabulary
         self._limits = limits
         self._source = template or ""
-        self._template: ChatTemplate | None = None
+        self._template: TemplateProcess | None = None
         if template is not None:
             bos, eos = vocabulary.text_of(vocabulary.bos), vocabulary.text_of(vocabulary.eos)
-            self._template = ChatTemplate(template, bos=bos, eos=eos)
+            self._template = TemplateProcess(template, bos=bos, eos=eos)
         # Longest first: where one control token begins another, the whole of it is broken.
         texts = sorted(vocabulary.control_texts, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def start(self) -> None:
+        """Have the template's process ready before the first prompt; as TemplateProcess.start."""
+        if self._template is not None:
+            self._template.start()
 
     def tokens(self, request: m.Generate) -> list[int]:
         """Return the tokens of the prompt, at least one. Raises InvalidRequest when there is no way to make them."""
@@ -66,8 +71,11 @@ class PromptWriter:
     def _refuse_hopeless(self, strings: Iterable[str]) -> None:
         """Refuse what cannot fit even if every token were the longest, before minutes are spent on reading it."""
         limit = self._limits.context_train
-        fewest = sum(len(text.encode()) for text in strings) // self._vocabulary.longest_bytes
-        if limit and fewest >= limit:
+        size_bytes = sum(len(text.encode()) for text in strings)
+        if not limit or size_bytes < limit:  # no token is shorter than a byte: only now is the longest one of interest
+            return
+        fewest = size_bytes // self._vocabulary.longest_bytes
+        if fewest >= limit:
             raise InvalidRequest(
                 f"The prompt has more than {fewest} tokens and the model's context window is {limit}: shorten the "
                 "conversation."

@@ -1,18 +1,34 @@
 """Decides which sequence of the cache a request gets and which cached prefixes make room for it.
 
 Must never promise a cell twice: what running requests may come to hold and what idle prefixes hold fits the cache.
+
+Idle prefixes are dropped least valuable first, and no more of them than needed. A prefix is worth its tokens, which are
+what computing it again costs, times its warmth: 1 for each request that went on from it, halved with every
+`HALF_LIFE` requests that went by since. So a long document outlives a few short questions, and a conversation that goes
+on outlives a document that nobody asks about any more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from hypnos_engine.workers.llama.checkpoints import MOST_BYTES, Checkpoint, Shelf, points
 from hypnos_engine.workers.llama.context import Context, State
 from hypnos_engine.workers.llama.job import Job
 
+CPU_BLOCK = 64
+"""Tokens whose computation on a processor gives the same bits however often it is done (see `steps`)."""
 WORTH_REUSING = 10
 """A prefix counts from a tenth of the prompt on; below, another conversation's cache is not worth losing."""
-PARKED_AT_MOST_BYTES = 256 * 1024 * 1024
+HALF_LIFE = 8
+"""Requests of the whole worker after which one use of a prefix counts half: two rounds of the usual four slots."""
+MIB = 1024 * 1024
+PARKED_AT_MOST_BYTES = 256 * MIB
 """Idle states that may be set aside in host memory for the time of one reproducible answer."""
+CLEARED_AT_MOST_BYTES = 96 * MIB
+"""Idle states that are set aside for the time of any lone answer: more are not worth the copying, and on an accelerator
+none are. Attention goes over all cells up to the last one in use: 1300 idle ones cost a lone request a tenth of its
+prompt and a twentieth of its answer, and copying them costs a few milliseconds."""
+CLEARED_FROM_CELLS = 256
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +46,10 @@ class Slot:
     """Tokens at the beginning that were computed in whole blocks, alone, from the first cell on."""
     parked: State | None = None
     """The state, while it is set aside in host memory and holds no cells."""
+    warmth: float = 0.0
+    """How much the cached tokens were used, as of the grant `used`."""
+    due: list[int] = field(default_factory=list)
+    """Lengths at which a checkpoint is to be taken, ascending."""
 
     @property
     def cells(self) -> int:
@@ -41,6 +61,14 @@ class Slot:
     def forget(self) -> None:
         """Nothing is cached any more."""
         self.cached, self.canonical, self.parked = [], 0, None
+
+    def warmth_at(self, grant: int) -> float:
+        """How much the cached tokens are used, as of a later grant."""
+        return float(self.warmth * 0.5 ** ((grant - self.used) / HALF_LIFE))
+
+    def up_to_due(self, tokens: int) -> int:
+        """So many of the pending tokens, or as many as come before the next checkpoint."""
+        return min(tokens, self.due[0] - len(self.cached)) if self.due else tokens
 
     def common(self, prompt: list[int], scope: str) -> int:
         """Length of the longest beginning of `prompt` that is cached here for this scope."""
@@ -55,10 +83,13 @@ class Slot:
 class SlotTable:
     """All slots of one context and the ledger of its cells."""
 
-    def __init__(self, context: Context, block: int) -> None:
+    def __init__(self, context: Context, block: int, control: Collection[int] = ()) -> None:
         self.context = context
         self.block = block
         """Tokens whose computation gives the same bits however often it is done (see `steps`)."""
+        self._control = control
+        """Ids of the control tokens."""
+        self.shelf = Shelf(_cache_bytes(context))
         self.slots = [Slot(number) for number in range(context.shape.slots)]
         self.home: Slot | None = None
         """The only slot with cells, which begin at the first one; None when several share the cache."""
@@ -78,27 +109,36 @@ class SlotTable:
             return None
         alone = len(idle) == len(self.slots)
         if slot.parked is not None and not self._unpark(slot):
-            slot.forget()
+            self._forget(slot)
         job.cached = self._prepare(slot, job, alone)
         self._grants += 1
+        slot.warmth = 1 + (slot.warmth_at(self._grants) if job.cached else 0)
         slot.used, slot.scope, slot.job = self._grants, job.request.scope, job
         slot.pending = job.prompt[job.cached :]
+        if self._has_uncuttable(job):
+            slot.due = points(job.prompt, self._control, job.cached, self.block if job.reproducible else 1)
         return slot
+
+    def advanced(self, slot: Slot) -> None:
+        """More of the slot's tokens are cached: take the checkpoint that may be due at this length."""
+        while slot.due and slot.due[0] <= len(slot.cached):
+            if slot.due.pop(0) == len(slot.cached):
+                self._take_checkpoint(slot)
 
     def release(self, slot: Slot) -> None:
         """The request is over; what it computed stays as an idle prefix."""
         slot.job = None
-        slot.pending = []
+        slot.pending, slot.due = [], []
         if not self.active:
             for other in self.slots:
                 if other.parked is not None and not self._unpark(other):
-                    other.forget()
+                    self._forget(other)
 
     def drop_idle(self) -> bool:
-        """Give up all idle prefixes; False when there were none."""
+        """Give up the least valuable idle prefix; False when there is none."""
         victims = [slot for slot in self.slots if slot.job is None and slot.cells]
-        for slot in victims:
-            self._clear(slot)
+        if victims:
+            self._clear(min(victims, key=self._worth))
         return bool(victims)
 
     def drop(self, slot: Slot) -> None:
@@ -110,39 +150,61 @@ class SlotTable:
         self.context.clear()
         self.home = None
         for slot in self.slots:
-            slot.forget()
+            self._forget(slot)
 
     # --- choice -----------------------------------------------------------------------------------------------------
 
     def _choose(self, job: Job, idle: list[Slot]) -> Slot:
-        """1 the longest common prefix of the same scope; 2 an empty slot; 3 the least recently used one."""
-        prompt, scope = job.prompt, job.request.scope
-        longest, best = max(((slot.common(prompt, scope), slot) for slot in idle), key=lambda pair: pair[0])
-        if longest and longest * WORTH_REUSING >= len(prompt):
+        """1 the slot that saves the most tokens; 2 an empty slot; 3 the one whose prefix is worth least."""
+        longest, best = max(((self._reusable(slot, job), slot) for slot in idle), key=lambda pair: pair[0])
+        if longest and longest * WORTH_REUSING >= len(job.prompt):
             return best
-        return min(idle, key=lambda slot: (bool(slot.cached), slot.used))
+        return min(idle, key=lambda slot: (bool(slot.cached), self._worth(slot), slot.number))
 
     def _make_room(self, cells: int, chosen: Slot) -> bool:
-        """Drop idle prefixes, least recently used first, until `cells` are free for the chosen slot."""
-        total = self.context.cells
+        """Drop idle prefixes, least valuable first, until `cells` are free for the chosen slot."""
         others = [slot for slot in self.slots if slot is not chosen]
-        if cells + sum(slot.cells for slot in others if slot.job is not None) > total:
+        missing = cells + sum(slot.cells for slot in others) - self.context.cells
+        idle = sorted((slot for slot in others if slot.job is None and slot.cells), key=self._worth)
+        if missing > sum(slot.cells for slot in idle):
             return False
-        idle = sorted((slot for slot in others if slot.job is None and slot.cells), key=lambda slot: slot.used)
-        while cells + sum(slot.cells for slot in others) > total:
-            self._clear(idle.pop(0))
+        victims: list[Slot] = []
+        while missing > 0:
+            victims.append(idle.pop(0))
+            missing -= victims[-1].cells
+        for victim in reversed(victims):  # the last one may have been large enough to spare earlier ones
+            if missing + victim.cells <= 0:
+                missing += victim.cells
+            else:
+                self._clear(victim)
         return True
+
+    def _worth(self, slot: Slot) -> float:
+        return len(slot.cached) * slot.warmth_at(self._grants)
+
+    def _reusable(self, slot: Slot, job: Job) -> int:
+        """Length of the longest beginning of the prompt that an idle slot can go on from."""
+        # The logits of the last token are not part of the state: at least that token is always decoded.
+        common = min(slot.common(job.prompt, job.request.scope), len(job.prompt) - 1)
+        at_hand = slot.parked is None and self.context.can_shorten(slot.number, common)
+        plain = not self.context.model.recurrent and not self.context.model.window
+        if at_hand or plain or common == len(slot.cached):
+            return common
+        checkpoint = self.shelf.best(slot.number, common)
+        return checkpoint.length if checkpoint is not None else 0
 
     # --- prefixes ---------------------------------------------------------------------------------------------------
 
     def _prepare(self, slot: Slot, job: Job, alone: bool) -> int:
         """Bring the slot's cells to the part of the prompt that can be reused; returns its length."""
-        # The logits of the last token are not part of the state: at least that token is always decoded.
         reused = min(slot.common(job.prompt, job.request.scope), len(job.prompt) - 1)
-        if alone and job.reproducible:
-            reused = min(reused, slot.canonical) // self.block * self.block
-        if not self.context.truncate(slot.number, reused):
-            reused = 0
+        exact = alone and job.reproducible
+        if exact:
+            # Moved home, what is left of a window closes up: other tiles, other bits.
+            stays = self.home is slot or not self.context.model.window
+            reused = min(reused, slot.canonical) // self.block * self.block if stays else 0
+        reused = self._return_to(slot, reused, exact=exact)
+        self.shelf.cut(slot.number, reused)
         slot.cached = slot.cached[:reused]
         slot.canonical = min(slot.canonical, reused)
         if not any(other.cells for other in self.slots if other is not slot):
@@ -153,25 +215,56 @@ class SlotTable:
             self._rehome(slot)
         else:
             self.home = None
+            if alone and self.block == CPU_BLOCK and not self._has_uncuttable(job):
+                self._clear_the_way(slot)
         return len(slot.cached)
+
+    def _return_to(self, slot: Slot, length: int, *, exact: bool) -> int:
+        """Cut the slot's sequence to at most `length` tokens; returns how many remain.
+
+        1 the memory can be cut there; 2 the longest checkpoint before; 3 nothing. With `exact` a sequence must lie in
+        the cache as if it had just been computed: a window whose cells were used again does not, nor does a copy of it.
+        """
+        if self.context.can_shorten(slot.number, length, untouched=exact) and self.context.shorten(slot.number, length):
+            return length
+        checkpoint = self.shelf.best(slot.number, length)
+        if checkpoint is None or (exact and (self.context.model.window or checkpoint.length % self.block)):
+            self.context.truncate(slot.number, 0)
+            return 0
+        return checkpoint.length if self.context.go_back(slot.number, checkpoint.state, checkpoint.length) else 0
 
     def _rehome(self, slot: Slot) -> None:
         """Move the slot's cells, the only ones, to the beginning of the cache."""
         state = self.context.save(slot.number) if slot.cached else None
         self.context.clear()
         if slot.cached and (state is None or not self.context.restore(slot.number, state, len(slot.cached))):
-            slot.forget()
+            self._forget(slot)
         self.home = slot
 
     def _park_others(self, slot: Slot) -> None:
-        """Set the idle prefixes aside, most recently used first, as far as the bound allows."""
+        """Set the idle prefixes aside, most valuable first, as far as the bound allows."""
         room = PARKED_AT_MOST_BYTES
         others = [other for other in self.slots if other is not slot and other.cells]
-        for other in sorted(others, key=lambda other: -other.used):
+        for other in sorted(others, key=self._worth, reverse=True):
             size = self.context.state_bytes(other.number)
             state = self.context.save(other.number) if size <= room else None
             self._clear(other) if state is None else self._set_aside(other, state)
             room -= size if state is not None else 0
+
+    def _clear_the_way(self, slot: Slot) -> None:
+        """Set all idle prefixes aside, and move the slot's own cells to the beginning, where that is cheap."""
+        others = [other for other in self.slots if other is not slot and other.cells]
+        if sum(other.cells for other in others) < CLEARED_FROM_CELLS:
+            return
+        if sum(self.context.state_bytes(one.number) for one in (slot, *others)) > CLEARED_AT_MOST_BYTES:
+            return
+        states = [(other, self.context.save(other.number)) for other in others]
+        if any(state is None for _, state in states):
+            return
+        for other, state in states:
+            if state is not None:
+                self._set_aside(other, state)
+        self._rehome(slot)
 
     def _set_aside(self, slot: Slot, state: State) -> None:
         self.context.truncate(slot.number, 0)
@@ -187,9 +280,28 @@ class SlotTable:
 
     def _clear(self, slot: Slot) -> None:
         self.context.truncate(slot.number, 0)
-        slot.forget()
+        self._forget(slot)
         if self.home is slot:
             self.home = None
+
+    def _forget(self, slot: Slot) -> None:
+        slot.forget()
+        self.shelf.cut(slot.number, 0)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _has_uncuttable(self, job: Job) -> bool:
+        """True when the job's sequence will not be cut at will: states that run, windows that it outgrows."""
+        model = self.context.model
+        return model.recurrent or 0 < model.window < job.cells
+
+    def _take_checkpoint(self, slot: Slot) -> None:
+        if self.context.uncuttable_bytes(slot.number) > self.shelf.limit_bytes:
+            return
+        state = self.context.save_uncuttable(slot.number)
+        if state is not None:
+            checkpoint = Checkpoint(len(slot.cached), state)
+            self.shelf.keep(slot.number, checkpoint, lambda number: self.slots[number].warmth_at(self._grants))
 
     # --- another context --------------------------------------------------------------------------------------------
 
@@ -203,16 +315,18 @@ class SlotTable:
     def move_to(self, context: Context, states: dict[int, State]) -> None:
         """Go on in another context. A running request whose state cannot be had back is computed anew."""
         self.context = context
-        self.home = self.home if self.home is not None and len(states) == 1 else None
+        self.shelf.limit_bytes = min(_cache_bytes(context), MOST_BYTES)
+        moved_alike = len(states) == 1 and not context.model.window
+        self.home = self.home if moved_alike else None
         for slot in sorted(self.slots, key=lambda slot: slot.job is None):
             if slot.parked is not None:
                 continue
             state = states.get(slot.number)
             if slot.cached and (state is None or not context.restore(slot.number, state, len(slot.cached))):
                 slot.pending = slot.cached + slot.pending if slot.job is not None else []
-                slot.forget()
+                self._forget(slot)
 
 
-def in_order(slots: Iterable[Slot]) -> list[Slot]:
-    """The slots by the age of their requests, oldest first."""
-    return sorted(slots, key=lambda slot: slot.used)
+def _cache_bytes(context: Context) -> int:
+    """What the library says the cache and the recurrent states take, in whole MiB upwards: it rounds."""
+    return MIB + context.buffers.by_kind.get("KV", 0) + context.buffers.by_kind.get("RS", 0)

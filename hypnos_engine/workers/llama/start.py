@@ -3,19 +3,24 @@
 Imports the library only when asked to run, so that the greeting comes at once and a missing library is a typed failure.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hypnos_engine.domain.errors import Cancelled, HypnosError, LoadFailed
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.workers.channel import Channel
+from hypnos_engine.workers.llama import binding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hypnos_engine.workers.llama.embedding import EmbeddingEngine
+    from hypnos_engine.workers.llama.embedding_texts import TextsRead
     from hypnos_engine.workers.llama.engine import TextEngine
     from hypnos_engine.workers.llama.preparing import Prepared
 
-    BringUp = Callable[[Channel[Prepared], m.Load], TextEngine]
+    BringUp = Callable[[Channel[Prepared], m.Load], TextEngine | EmbeddingEngine]
+
+_REASON_CHARACTERS = 300
 
 
 def open_channel(read_fd: int, write_fd: int) -> "Channel[Prepared]":
@@ -43,14 +48,22 @@ def run(channel: "Channel[Prepared]") -> int:
 
 def _import_library() -> "BringUp | HypnosError":
     try:
-        from hypnos_engine.workers.llama import loading, native
+        binding.prepare()
+        from hypnos_engine.workers.llama import embedding_loading, loading, native
 
         native.start()
     except HypnosError as error:
         return error
     except (ImportError, OSError, RuntimeError) as error:
-        return LoadFailed(f"The text engine's library is not usable ({error}): run the set-up for text again.")
-    return loading.bring_up
+        reason = " ".join(str(error).split())[-_REASON_CHARACTERS:]  # what numpy says fills a page, the cause its end
+        return LoadFailed(f"The text engine's library is not usable ({reason}): run the set-up for text again.")
+
+    def bring_up(channel: "Channel[Prepared]", request: m.Load) -> "TextEngine | EmbeddingEngine":
+        if request.embeddings:  # the inbox takes what the engine's own threads post, here other things
+            return embedding_loading.bring_up(cast("Channel[TextsRead]", channel), request)
+        return loading.bring_up(channel, request)
+
+    return bring_up
 
 
 def _wait_for_load(channel: "Channel[Prepared]") -> m.Load | None:
@@ -62,7 +75,7 @@ def _wait_for_load(channel: "Channel[Prepared]") -> m.Load | None:
                 return None
             case m.Ping() as ping:
                 channel.send(m.Pong(ping.nonce))
-            case m.Generate() as early:
+            case m.Generate() | m.Embed() as early:
                 channel.send(m.Failed(early.id, "engine_failed", "No model is loaded."))
             case _:
                 pass

@@ -1,10 +1,13 @@
 """Text to tokens and back for one model. Thread-safe; must never pass the library a token id outside its vocabulary."""
 
 import ctypes
+import re
+from functools import cached_property
+from itertools import compress, repeat
 
 import llama_cpp.llama_cpp as lib
 
-from hypnos_engine.workers.llama import native
+from hypnos_engine.workers.llama import native, runs
 
 _PIECE_BYTES = 256
 
@@ -15,9 +18,11 @@ class Vocabulary:
     def __init__(self, vocab: native.Pointer) -> None:
         self._vocab = vocab
         self.size = int(lib.llama_vocab_n_tokens(vocab))
-        self.control_texts, self.ends, self.longest_bytes = self._survey()
+        self.control, self.control_texts, self.ends = self._survey()
         self.bos = int(lib.llama_vocab_bos(vocab))
         self.eos = int(lib.llama_vocab_eos(vocab))
+        self._by_regex = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE
+        self._control = re.compile("|".join(map(re.escape, self.control_texts))) if self.control_texts else None
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(vocab)) and self.bos >= 0
 
     def text_of(self, token: int) -> str:
@@ -38,32 +43,51 @@ class Vocabulary:
                 return buffer.raw[:length]
             size = -length
 
+    def marked_tokens(self, text: str) -> list[int]:
+        """Tokens of a text with the marks that the model wants around it; nothing in the text is a control token."""
+        return self._tokens(text, marks=True, parse_control=False)
+
     def tokens(self, text: str, *, parse_control: bool) -> list[int]:
         """Tokens of a text. Without `parse_control`, what looks like a control token is spelled out."""
+        return self._tokens(text, marks=False, parse_control=parse_control) if text else []
+
+    def _tokens(self, text: str, *, marks: bool, parse_control: bool) -> list[int]:
+        first, *others = runs.parts(text, self._control if parse_control else None) if self._by_regex else (text,)
+        tokens = self._read(first, marks=marks, parse_control=parse_control)
+        if others:
+            behind = self._marks_behind(first, tokens) if marks else []
+            tokens = tokens[: len(tokens) - len(behind)]
+            for part in others:
+                tokens += self._read(part, marks=False, parse_control=parse_control)
+            tokens += behind
+        return tokens
+
+    def _marks_behind(self, text: str, tokens: list[int]) -> list[int]:
+        """The end of the text's marked `tokens` that is not of the text."""
+        plain = self._read(text, marks=False, parse_control=False)
+        before = next((start for start in range(3) if tokens[start : start + len(plain)] == plain), 0)
+        return tokens[before + len(plain) :]
+
+    def _read(self, text: str, *, marks: bool, parse_control: bool) -> list[int]:
         raw = text.encode()
-        if not raw:
-            return []
         room = len(raw) + 16
         buffer = (lib.llama_token * room)()
-        count = int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, room, False, parse_control))
+        count = int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, room, marks, parse_control))
         if count < 0:
             buffer = (lib.llama_token * -count)()
-            count = int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, -count, False, parse_control))
+            count = int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, -count, marks, parse_control))
         return list(buffer[: max(0, count)])
 
-    def _survey(self) -> tuple[frozenset[str], frozenset[int], int]:
-        """Texts of all control tokens, ids of the tokens that end an answer, and the longest token in bytes."""
+    @cached_property
+    def longest_bytes(self) -> int:
+        """Length of the longest token; found out when it is first asked for."""
+        return max(map(len, map(lib.llama_vocab_get_text, repeat(self._vocab), range(self.size))), default=1) or 1
+
+    def _survey(self) -> tuple[frozenset[int], frozenset[str], frozenset[int]]:
+        """Ids and texts of all control tokens, and ids of those that end an answer."""
+        # Without a line of Python per token: a load waits for this, and a vocabulary may have 262144 tokens.
+        ids, vocab = range(self.size), repeat(self._vocab)
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        texts: set[str] = set()
-        ends: set[int] = set()
-        longest = 1
-        for token in range(self.size):
-            is_end = lib.llama_vocab_is_eog(self._vocab, token)
-            raw = lib.llama_vocab_get_text(self._vocab, token) or b""
-            longest = max(longest, len(raw))
-            if is_end:
-                ends.add(token)
-            if is_end or lib.llama_vocab_get_attr(self._vocab, token) & special:
-                texts.add(raw.decode("utf-8", "replace"))
-        texts.discard("")
-        return frozenset(texts), frozenset(ends), longest
+        ends = frozenset(compress(ids, map(lib.llama_vocab_is_eog, vocab, ids)))
+        control = ends.union(compress(ids, map(special.__and__, map(lib.llama_vocab_get_attr, vocab, ids))))
+        return control, frozenset(map(self.text_of, control)) - {""}, ends
