@@ -30,7 +30,7 @@ _UNKNOWN = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
 _JSON_NAMES = {"int | float": "number", "int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 
-def decode_json(body: bytes, schema: type[T]) -> T:
+def decode_json(body: bytes | memoryview, schema: type[T]) -> T:
     """Decode a JSON body. Raises InvalidRequest with one sentence that names the field by its path."""
     try:
         return _decoder(schema).decode(body)
@@ -40,6 +40,8 @@ def decode_json(body: bytes, schema: type[T]) -> T:
         raise InvalidRequest(shorten(f"The body is not valid JSON: {error}")) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
+    except MemoryError:
+        raise InvalidRequest("The body holds more values than there is memory for.") from None
 
 
 def shorten(message: str) -> str:

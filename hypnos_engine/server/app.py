@@ -13,6 +13,7 @@ from hypnos_engine.api.schemas.memory import MemoryStatus
 from hypnos_engine.api.schemas.models import ModelEntry, ModelList
 from hypnos_engine.runtime.lease import Runtime
 from hypnos_engine.server import chat, lifecycle, memory, middlewares, models, openapi, page
+from hypnos_engine.server.bodies import BODIES, Bodies
 from hypnos_engine.server.exchange import LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Lifecycle, Parameter, Route
 from hypnos_engine.server.options import ServerOptions
 
@@ -81,18 +82,15 @@ ALL_ROUTES: Final = (
 def make_app(runtime: Runtime, options: ServerOptions, routes: tuple[Route, ...] = ALL_ROUTES) -> web.Application:
     """Make the application that serves `runtime`. Made anew for each server; not started."""
     app = web.Application(
-        middlewares=[
-            middlewares.answer_errors,
-            middlewares.guard_origin,
-            middlewares.check_access,
-            middlewares.limit_request,
-        ],
+        middlewares=[middlewares.serve_request],
         client_max_size=options.max_body_bytes,
     )
     app[RUNTIME] = runtime
     app[OPTIONS] = options
     app[LIFECYCLE] = Lifecycle()
     app[ROUTES] = routes
+    app[BODIES] = Bodies(options)
+    app.on_cleanup.append(_close_bodies)
     if (found := page.load_page()) is not None:
         app[page.PAGE] = found
     for route in routes:
@@ -102,3 +100,7 @@ def make_app(runtime: Runtime, options: ServerOptions, routes: tuple[Route, ...]
             app.router.add_route(route.method, route.path, route.handler, expect_handler=middlewares.meet_expectation)
     app.on_response_prepare.append(middlewares.set_headers)
     return app
+
+
+async def _close_bodies(app: web.Application) -> None:
+    await app[BODIES].readers.close()

@@ -4,12 +4,9 @@ Never decides whether a request has to wait, and never keeps a lease longer than
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -26,36 +23,46 @@ from hypnos_engine.ipc import messages as m
 from hypnos_engine.runtime.lease import Ask, Lease
 from hypnos_engine.server.answers import json_response
 from hypnos_engine.server.bodies import read_json
-from hypnos_engine.server.chat_request import ChatCall, check_abilities, read_chat
-from hypnos_engine.server.exchange import OPTIONS, RUNTIME, client_left, exchange_of
+from hypnos_engine.server.chat_request import ChatCall, check_abilities
+from hypnos_engine.server.exchange import OPTIONS, RUNTIME, client_left, exchange_of, new_id
 from hypnos_engine.server.middlewares import log
 from hypnos_engine.server.models import find_model
+from hypnos_engine.server.readings import CHAT
 from hypnos_engine.server.streaming import EventStream
 from hypnos_engine.server.telemetry import telemetry_of, usage_of
 
 _encode = msgspec.json.Encoder().encode
 
 
-def _new_id() -> str:
-    return f"chatcmpl-{secrets.token_hex(16)}"
+_PLACE = "-"
+"""Stands for the text in the chunk that the others are made from."""
 
 
-@dataclass(frozen=True, slots=True)
 class Chunks:
-    """The events of one stream: they share an id, a time and a model."""
+    """The events of one stream: they share an id, a time and a model, and all but the text is encoded once."""
 
-    model: str
-    id: str = field(default_factory=_new_id)
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, model: str) -> None:
+        self._id = new_id("chatcmpl-")
+        self._created = int(time.time())
+        self._model = model
+        self._content = self._around_text(wire.ChunkDelta(content=_PLACE))
+        self._reasoning: tuple[bytes, bytes] | None = None
 
     def first(self) -> bytes:
         return self._event(wire.ChunkChoice(delta=wire.ChunkDelta(role="assistant", content=""), finish_reason=None))
 
     def text(self, delta: m.Delta) -> bytes:
-        piece = (
-            wire.ChunkDelta(reasoning_content=delta.text) if delta.reasoning else wire.ChunkDelta(content=delta.text)
-        )
-        return self._event(wire.ChunkChoice(delta=piece, finish_reason=None))
+        if not delta.reasoning:
+            before, after = self._content
+        elif self._reasoning is None:
+            before, after = self._reasoning = self._around_text(wire.ChunkDelta(reasoning_content=_PLACE))
+        else:
+            before, after = self._reasoning
+        return before + _encode(delta.text) + after
+
+    def _around_text(self, delta: wire.ChunkDelta) -> tuple[bytes, bytes]:
+        before, _, after = self._event(wire.ChunkChoice(delta=delta, finish_reason=None)).rpartition(_encode(_PLACE))
+        return before, after
 
     def last(self, finished: m.Finished, lease: Lease, inference_s: float) -> bytes:
         return self._event(
@@ -79,9 +86,9 @@ class Chunks:
         error: wire.StreamError | UnsetType = UNSET,
     ) -> bytes:
         chunk = wire.ChatChunk(
-            id=self.id,
-            created=self.created,
-            model=self.model,
+            id=self._id,
+            created=self._created,
+            model=self._model,
             choices=(choice,),
             usage=usage,
             hypnos_telemetry=telemetry,
@@ -92,7 +99,7 @@ class Chunks:
 
 async def complete_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, as one JSON object or as a stream of chunks."""
-    call = await read_json(request, wire.ChatRequest, partial(read_chat, options=request.app[OPTIONS]))
+    call = await read_json(request, CHAT)
     runtime = request.app[RUNTIME]
     check_abilities(call, find_model(runtime, call.model).spec)
     ask = Ask(
@@ -125,7 +132,7 @@ async def _collect(lease: Lease, call: ChatCall) -> wire.ChatCompletion:
         raise EngineFailed("The engine ended the answer without saying why. Try again.")
     message = wire.AnswerMessage(content="".join(answer), reasoning_content="".join(thoughts) or UNSET)
     return wire.ChatCompletion(
-        id=_new_id(),
+        id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=call.model,
         choices=(wire.Choice(message=message, finish_reason=finished.finish_reason),),

@@ -17,6 +17,8 @@ DEFAULT_MAX_TOKENS = 512
 ENTRIES_MAX = 10_000
 """Most messages of a request, most parts and earlier calls in all of them, and most tools. Each costs the model's
 process far more than the bytes that ask for it."""
+MODEL_MAX_CHARS = 4096
+"""No model's name is longer; the rest of one that claims to be is not kept."""
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 _CHOICES = ", ".join(wire.TOOL_CHOICES)
 
@@ -56,7 +58,7 @@ def read_chat(body: wire.ChatRequest, options: ServerOptions) -> ChatCall:
     stop = _read_stop(body.stop)
     _check_length(body.messages, messages, stop, options.max_prompt_chars)
     return ChatCall(
-        model=body.model,
+        model=body.model[:MODEL_MAX_CHARS],
         messages=tuple(messages),
         max_tokens=_read_max_tokens(body, options.max_tokens_cap),
         num_ctx=_clamped(whole(body.num_ctx, "num_ctx", least=1)),
@@ -118,15 +120,21 @@ def _read_content(message: wire.Message, path: str, media: list[MediaPart]) -> t
 
 
 def _check_entries(body: wire.ChatRequest) -> None:
-    parts = sum(len(message.content) for message in body.messages if isinstance(message.content, list))
-    calls = sum(len(message.tool_calls or ()) for message in body.messages)
-    counts = {
-        ("messages", "messages"): len(body.messages),
-        ("messages", "parts in all"): parts,
-        ("messages", "tool_calls in all"): calls,
-        ("tools", "tools"): len(body.tools or ()),
-    }
-    for (field, what), count in counts.items():
+    parts = calls = 0
+    for message in body.messages:
+        if isinstance(message.content, list):
+            parts += len(message.content)
+        if message.tool_calls:
+            calls += len(message.tool_calls)
+    if max(len(body.messages), parts, calls, len(body.tools or ())) <= ENTRIES_MAX:
+        return
+    counts = (
+        ("messages", "messages", len(body.messages)),
+        ("messages", "parts in all", parts),
+        ("messages", "tool_calls in all", calls),
+        ("tools", "tools", len(body.tools or ())),
+    )
+    for field, what, count in counts:
         if count > ENTRIES_MAX:
             raise InvalidRequest(f"{field}: {count} {what}; a request may have {ENTRIES_MAX}.")
 

@@ -19,31 +19,44 @@ from hypnos_engine.server.exchange import Exchange
 
 log: Final = logging.getLogger("hypnos.http")
 
+MOMENT_S: Final = 0.05
+
 
 class AccessLog(AbstractAccessLogger):
-    """One line a request: id, what was asked, status, bytes, time, address. No query, no body, no key."""
+    """One line a request: id, what was asked, status, bytes, time, address. No query, no body, no key.
 
-    def log(self, request: BaseRequest, response: web.StreamResponse, time: float) -> None:
-        self.logger.info(
-            "%s %s %s %s %dB %.3fs %s",
-            response.headers.get("x-request-id", "-"),
-            request.method,
-            request.rel_url.raw_path,
-            response.status,
-            response.body_length,
-            time,
-            request.remote or "-",
-        )
+    Lines that come within a moment are one record: a record costs as much as the rest of a small request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(log, "")
+        self._lines: list[str] = []
 
     @property
     def enabled(self) -> bool:
         return self.logger.isEnabledFor(logging.INFO)
+
+    def log(self, request: BaseRequest, response: web.StreamResponse, time: float) -> None:
+        """Say that a request was answered after `time` seconds."""
+        self._lines.append(
+            f"{response.headers.get('x-request-id', '-')} {request.method} {request.rel_url.raw_path} "
+            f"{response.status} {response.body_length}B {time:.3f}s {request.remote or '-'}"
+        )
+        if len(self._lines) == 1:
+            asyncio.get_running_loop().call_later(MOMENT_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what was said."""
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self.logger.info("%s", "\n".join(lines))
 
 
 class Connections:
     """The open connections of one site, and the moment when there are none."""
 
     def __init__(self) -> None:
+        self.access_log = AccessLog()
         self._open: set[Connection] = set()
         self._none = asyncio.Event()
         self._none.set()
@@ -59,6 +72,7 @@ class Connections:
 
     async def flush(self, seconds: float) -> None:
         """Give the last bytes `seconds` to leave, then drop every client that has not read them."""
+        self.access_log.flush()
         try:
             async with asyncio.timeout(seconds):
                 await self._none.wait()
@@ -78,7 +92,7 @@ class Connection(RequestHandler):
             server,
             logger=log,
             access_log=log,
-            access_log_class=AccessLog,
+            access_log_class=cast("type[AbstractAccessLogger]", lambda *_: connections.access_log),
             auto_decompress=False,  # bodies are unpacked where they are read, after the checks of who sends them
             **kwargs,
         )

@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ LOCAL = AccessKey(label="local", sha256="", admin=True)
 """Whose request it is when no key is configured."""
 
 PORT_MAX: Final = 65535
+_REMEMBERED: Final = 64
+"""Host names whose meaning is kept: a client sends the same one with each request."""
 _IMPLIED_PORTS: Final = {80, 443}
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(:(?P<port>[0-9]{0,5}))?", re.ASCII)
 
@@ -88,6 +91,7 @@ def _origin_matches(origin: str, scheme: str, name: str, port: int | None, entry
     return origin.rstrip("/").lower() == entry
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _is_loopback_name(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -113,6 +117,7 @@ def _names(entry: str, called: _Host) -> bool:
     return allowed.port is None or allowed.port in ports
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _parse_host(text: str) -> _Host | None:
     """Read `name`, `name:port`, an IPv4 address, or an IPv6 address in brackets; None for anything else."""
     match = _HOST.fullmatch(text.strip())

@@ -14,13 +14,23 @@ from hypnos_engine.domain.errors import (
     Cancelled,
     HypnosError,
     ModelNotAvailable,
-    PayloadTooLarge,
     PermissionDenied,
     RequestTimedOut,
 )
 from hypnos_engine.server.answers import error_response, http_error_response, stamp
-from hypnos_engine.server.exchange import LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Route, client_left, exchange_of
+from hypnos_engine.server.bodies import too_large
+from hypnos_engine.server.exchange import (
+    LIFECYCLE,
+    OPTIONS,
+    ROUTES,
+    RUNTIME,
+    Exchange,
+    Route,
+    client_left,
+    exchange_of,
+)
 from hypnos_engine.server.keys import check_admin, find_key, host_is_allowed, origin_is_allowed
+from hypnos_engine.server.options import ServerOptions
 
 log = logging.getLogger("hypnos.http")
 
@@ -46,19 +56,30 @@ CLIENT_GONE = 499
 
 
 @web.middleware
-async def answer_errors(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Outermost: account for the request and turn whatever ends it into an answer."""
+async def serve_request(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """The only middleware: account for the request, check it, and turn whatever ends it into an answer.
+
+    One for all, because each layer would be one more frame to wake for everything that a handler waits for.
+    """
     exchange = exchange_of(request)
     exchange.task = asyncio.current_task()
     exchange.route = _route_of(request)
-    running = request.app[LIFECYCLE].running
+    app = request.app
+    options, running = app[OPTIONS], app[LIFECYCLE].running
     running.add(exchange)
     try:
-        return await handler(request)
+        if _guard_origin(request, options):
+            return web.Response(status=204)
+        _check_access(request, exchange, options)
+        _check_readiness(request, exchange, options)
+        limit = exchange.limit = asyncio.timeout(options.request_timeout_s)
+        async with limit:
+            return await handler(request)
     except HypnosError as error:
         return error_response(error, multipart=request.content_type.startswith("multipart/"))
     except web.HTTPRequestEntityTooLarge:
-        return error_response(_too_large(request), multipart=request.content_type.startswith("multipart/"))
+        too_much = too_large(options.max_body_bytes)
+        return error_response(too_much, multipart=request.content_type.startswith("multipart/"))
     except web.HTTPException as error:
         return http_error_response(error, request.method, request.path)
     except asyncio.CancelledError:
@@ -66,7 +87,9 @@ async def answer_errors(request: web.Request, handler: NextHandler) -> web.Strea
             return error_response(Cancelled("The server is shutting down and ended this request."))
         log.info("%s %s %s %s: the client left", exchange.id, request.method, request.rel_url.raw_path, CLIENT_GONE)
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, TimeoutError) and exchange.limit is not None and exchange.limit.expired():
+            return error_response(_timed_out(options))
         if client_left(request):  # the connection broke under the handler
             return web.Response(status=CLIENT_GONE)
         log.exception("%s %s failed", exchange.id, request.rel_url.raw_path)
@@ -75,60 +98,48 @@ async def answer_errors(request: web.Request, handler: NextHandler) -> web.Strea
         running.discard(exchange)
 
 
-@web.middleware
-async def guard_origin(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Refuse names and pages that do not belong here; answer preflights, which carry no key."""
-    options = request.app[OPTIONS]
+def _guard_origin(request: web.Request, options: ServerOptions) -> bool:
+    """Refuse names and pages that do not belong here. True for a preflight, which is answered without a key."""
     host = request.headers.get(hdrs.HOST)
     if options.loopback and not host_is_allowed(host, options.allowed_hosts):
         raise PermissionDenied(
             "This server answers to localhost only. Add the name it was called by to server.allowed_hosts."
         )
     origin = request.headers.get(hdrs.ORIGIN)
-    if origin is not None and not origin_is_allowed(origin, host, options.allowed_origins):
+    if origin is None:
+        return False
+    if not origin_is_allowed(origin, host, options.allowed_origins):
         if request.method not in SAFE_METHODS:
             raise PermissionDenied("Pages of this origin may not call the server. Add it to server.allowed_origins.")
-    elif origin is not None and _is_preflight(request):
-        return web.Response(status=204)
-    return await handler(request)
+        return False
+    return _is_preflight(request)
 
 
-@web.middleware
-async def check_access(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+def _check_access(request: web.Request, exchange: Exchange, options: ServerOptions) -> None:
     """401 and 403. Everything under /v1 needs a key, routes that do not exist included."""
-    exchange = exchange_of(request)
-    options = request.app[OPTIONS]
     needs_key = exchange.route.needs_key if exchange.route else request.path.startswith("/v1")
     if needs_key:
         exchange.key = find_key(request.headers.get(hdrs.AUTHORIZATION), options.keys)
         if exchange.route is not None and exchange.route.admin:
             check_admin(exchange.key)
-    return await handler(request)
 
 
-@web.middleware
-async def limit_request(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Declared body size, staging, and the time until the headers are out."""
-    exchange = exchange_of(request)
-    options = request.app[OPTIONS]
+def _check_readiness(request: web.Request, exchange: Exchange, options: ServerOptions) -> None:
+    """Declared body size, and staging."""
     if request.content_length is not None and request.content_length > options.max_body_bytes:
-        raise _too_large(request)
+        raise too_large(options.max_body_bytes)
     if exchange.route is not None and not exchange.route.while_staging:
         if request.app[LIFECYCLE].draining:
             raise ModelNotAvailable("Hypnos is shutting down.", retry_after_s=5)
         if request.app[RUNTIME].staging:
             raise ModelNotAvailable(STAGING_MESSAGE, retry_after_s=5)
-    limit = exchange.limit = asyncio.timeout(options.request_timeout_s)
-    try:
-        async with limit:
-            return await handler(request)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise RequestTimedOut(
-            f"No answer within {options.request_timeout_s:g} s (limits.request_timeout_secs). "
-            "Ask for less, or lower max_tokens."
-        ) from None
+
+
+def _timed_out(options: ServerOptions) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"No answer within {options.request_timeout_s:g} s (limits.request_timeout_secs). "
+        "Ask for less, or lower max_tokens."
+    )
 
 
 async def meet_expectation(request: web.Request) -> web.StreamResponse | None:
@@ -144,17 +155,18 @@ async def meet_expectation(request: web.Request) -> web.StreamResponse | None:
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal before any response's headers go out, those of refusals included."""
     exchange = exchange_of(request)
-    stamp(response, exchange.id, request.app[OPTIONS].version)
+    options = request.app[OPTIONS]
+    stamp(response, exchange.id, options.version)
     if exchange.estimated_wait_ms is not None:
         response.headers["x-hypnos-estimated-wait-ms"] = f"{exchange.estimated_wait_ms:.0f}"
-    _set_cors(request, response)
-
-
-def _set_cors(request: web.Request, response: web.StreamResponse) -> None:
-    headers = response.headers
     origin = request.headers.get(hdrs.ORIGIN)
-    options = request.app[OPTIONS]
-    if origin is None or not origin_is_allowed(origin, request.headers.get(hdrs.HOST), options.allowed_origins):
+    if origin is not None:
+        _set_cors(request, response, origin, options)
+
+
+def _set_cors(request: web.Request, response: web.StreamResponse, origin: str, options: ServerOptions) -> None:
+    headers = response.headers
+    if not origin_is_allowed(origin, request.headers.get(hdrs.HOST), options.allowed_origins):
         return
     headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
     headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED_HEADERS
@@ -172,11 +184,9 @@ def _is_preflight(request: web.Request) -> bool:
     return request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
 
 
-def _too_large(request: web.Request) -> PayloadTooLarge:
-    limit = request.app[OPTIONS].max_body_bytes
-    return PayloadTooLarge(f"The body is larger than limits.max_body_bytes ({limit} bytes).")
-
-
 def _route_of(request: web.Request) -> Route | None:
     handler = request.match_info.handler
-    return next((route for route in request.app[ROUTES] if route.handler is handler), None)
+    for route in request.app[ROUTES]:
+        if route.handler is handler:
+            return route
+    return None

@@ -39,6 +39,16 @@ class ServerOptions:
     allowed_origins: tuple[str, ...] = ()
     """Further browser origins, each exact or with a port of `*`."""
     max_body_bytes: int = 256 * 1024 * 1024
+    max_body_bytes_in_flight: int = 1024 * 1024 * 1024
+    """Most bytes of all bodies that are being received or read at once."""
+    body_wait_s: float = 5.0
+    """How long a body waits for its place among those bytes before it is refused."""
+    body_grace_s: float = 20.0
+    """How long a body may take, whatever its size; beyond it a client has to keep to `body_bytes_per_s`."""
+    body_bytes_per_s: int = 1024
+    """Slowest pace, on average, at which a body may come."""
+    spool_dir: str | None = None
+    """Folder for the nameless files that hold large bodies; None = the system's for temporary files."""
     max_prompt_chars: int = 1_000_000
     max_tokens_cap: int = 8192
     request_timeout_s: float = 900.0

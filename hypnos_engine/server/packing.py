@@ -1,19 +1,21 @@
 """How a request's body may be packed (`Content-Encoding`), and how it is unpacked within the limit of a body.
 
-Pure. Never holds more unpacked bytes than the limit allows, whatever the packed ones promise.
+Pure. Never holds more unpacked bytes than one step makes, whatever the packed ones promise.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from hypnos_engine.api.decoding import quoted
-from hypnos_engine.domain.errors import InvalidRequest, PayloadTooLarge
+from hypnos_engine.domain.errors import InvalidRequest
 
 GZIP: Final = "gzip"
 DEFLATE: Final = "deflate"
 _PACKINGS: Final = {"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE}
 _PLAIN: Final = {"", "identity"}
+STEP_BYTES: Final = 64 * 1024
+"""Unpacked at once."""
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
@@ -31,23 +33,48 @@ def packing_of(content_encodings: Iterable[str]) -> str | None:
     return _PACKINGS[packings[0]]
 
 
-def unpack(body: bytes, packing: str, limit_bytes: int) -> bytes:
-    """Unpack a whole body. Raises InvalidRequest when it does not unpack, PayloadTooLarge beyond the limit."""
-    unpacking = zlib.decompressobj(_GZIP_WINDOW if packing == GZIP else _deflate_window(body))
-    try:
-        unpacked = unpacking.decompress(body, limit_bytes + 1)
-    except zlib.error:
-        raise _broken(packing) from None
-    if len(unpacked) > limit_bytes:
-        raise PayloadTooLarge(f"The unpacked body is larger than limits.max_body_bytes ({limit_bytes} bytes).")
-    if not unpacking.eof or unpacking.unused_data:
-        raise _broken(packing)
-    return unpacked
+class Unpacking:
+    """Unpacks one body piece by piece. Never holds more than `STEP_BYTES` that nobody has taken."""
+
+    def __init__(self, packing: str) -> None:
+        self._packing = packing
+        self._start = b""
+        """Of a body in `deflate`: what came before its format was known."""
+        self._stream = zlib.decompressobj(_GZIP_WINDOW) if packing == GZIP else None
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield what the piece unpacks to, in parts. Raises InvalidRequest when it does not unpack."""
+        if self._stream is None:
+            self._start += piece
+            if len(self._start) < 2:
+                return
+            piece = self._start
+            self._stream = zlib.decompressobj(_deflate_window(piece))
+        stream = self._stream
+        if stream.eof and piece:
+            raise _broken(self._packing)
+        while True:
+            try:
+                part = stream.decompress(piece, STEP_BYTES)
+            except zlib.error:
+                raise _broken(self._packing) from None
+            if stream.unused_data:
+                raise _broken(self._packing)
+            if part:
+                yield part
+            piece = stream.unconsumed_tail
+            if not part or (not piece and len(part) < STEP_BYTES):
+                return
+
+    def finish(self) -> None:
+        """Say that nothing more comes. Raises InvalidRequest when the body was cut."""
+        if self._stream is None or not self._stream.eof:
+            raise _broken(self._packing)
 
 
-def _deflate_window(body: bytes) -> int:
+def _deflate_window(start: bytes) -> int:
     """`deflate` is the zlib format; many programs send the bare stream under that name."""
-    zlib_format = len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and int.from_bytes(body[:2], "big") % 31 == 0
+    zlib_format = start[0] & 0x0F == zlib.DEFLATED and int.from_bytes(start[:2], "big") % 31 == 0
     return zlib.MAX_WBITS if zlib_format else -zlib.MAX_WBITS
 
 

@@ -76,9 +76,10 @@ class EventStream:
         Raises ConnectionError when the client has left.
         """
         self._feeding = True
-        await self.start()
+        if not self.started:
+            await self.start()
         self._silent_since = self._loop.time()
-        await self._response.write(b"".join(events))
+        await self._response.write(events[0] if len(events) == 1 else b"".join(events))
         await self._request.writer.drain()
 
     async def end(self) -> web.StreamResponse:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from hypnos_engine.api.schemas.chat import PromptTokensDetails, Usage
@@ -56,11 +55,12 @@ def telemetry_of(lease: Lease, finished: m.Finished, inference_s: float) -> Tele
 
 
 def _engine_timing(timing: m.EngineTiming) -> EngineTiming:
-    values = {name: value for name, value in msgspec.structs.asdict(timing).items() if value is not None}
-    rounded: dict[str, Any] = {
-        name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()
-    }
-    return EngineTiming(**rounded)
+    measured: dict[str, Any] = {}
+    for name in timing.__struct_fields__:
+        value = getattr(timing, name)
+        if value is not None:
+            measured[name] = round(value, _DIGITS) if isinstance(value, float) else value
+    return EngineTiming(**measured)
 
 
 def _phases(phases: m.LoadPhases) -> TierSwitchPhases:

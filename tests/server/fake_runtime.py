@@ -4,6 +4,7 @@ Its queue, slots and leases are real: tests count them to see that nothing was l
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from hypnos_engine.domain.errors import DeadlineUnmeetable, HypnosError, ModelBu
 from hypnos_engine.domain.kinds import Accelerator, EngineKind, Modality, Residency, Tier, Topology
 from hypnos_engine.domain.memory import HardwareSnapshot, Placement
 from hypnos_engine.domain.model import ModelId, ModelSpec
-from hypnos_engine.engines.base import GenerationEvent
+from hypnos_engine.engines.base import Embeddings, GenerationEvent
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.runtime.lease import Ask, EvictionRecord, Lease, MemoryView, ModelView, Switch
 
@@ -225,6 +226,7 @@ class FakeLease:
         thinking: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
         script = self._script
+        messages = m.unpacked(messages)
         self._runtime.said.append(Said(self._ask, messages, max_tokens, num_ctx, sampling, stop, thinking))
         self._runtime.count_generation(+1)
         try:
@@ -255,3 +257,11 @@ class FakeLease:
                 )
         finally:
             self._runtime.count_generation(-1)
+
+    async def embed(self, texts: tuple[str, ...], *, truncate: bool = False, normalise: bool = True) -> Embeddings:
+        """Two elements for each text: how long it is, and 1."""
+        if self._script.reject is not None:
+            raise self._script.reject
+        values = array("f", [value for text in texts for value in (float(len(text)), 1.0)])
+        counts = tuple(len(text.split()) for text in texts)
+        return Embeddings(2, values.tobytes(), counts, (), self._script.timing)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypnos_engine.domain.errors import InvalidRequest, PayloadTooLarge
-from hypnos_engine.server.packing import packing_of, unpack
+from hypnos_engine.domain.errors import InvalidRequest
+from hypnos_engine.server.packing import STEP_BYTES, Unpacking, packing_of
 from tests.loops import LoopFactory
 from tests.server.raw_http import read_response
 from tests.server.running import KEYS, chat_body, running
 
+PACKS: list[Callable[[bytes], bytes]] = [gzip.compress, zlib.compress]
 BODY = msgspec.json.encode(chat_body())
 GZIP, ZLIB = gzip.compress(BODY), zlib.compress(BODY)
 RAW_DEFLATE = zlib.compress(BODY, wbits=-zlib.MAX_WBITS)
@@ -99,6 +100,14 @@ async def test_a_packing_is_looked_at_after_the_key() -> None:
     assert status == 401
 
 
+def unpack(body: bytes, packing: str, *, pieces_of: int) -> bytes:
+    unpacking = Unpacking(packing)
+    pieces = [body[start : start + pieces_of] for start in range(0, len(body), pieces_of)]
+    unpacked = b"".join(part for piece in pieces for part in unpacking.feed(piece))
+    unpacking.finish()
+    return unpacked
+
+
 async def test_a_small_body_that_unpacks_beyond_the_limit_is_413() -> None:
     """§1.4-03."""
     bomb = gzip.compress(b" " * 2_000_000)
@@ -110,19 +119,36 @@ async def test_a_small_body_that_unpacks_beyond_the_limit_is_413() -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
-def test_the_limit_is_exact(pack: Callable[[bytes], bytes]) -> None:
-    packing = "gzip" if pack is gzip.compress else "deflate"
-    assert unpack(pack(b"x" * 1000), packing, 1000) == b"x" * 1000
-    with pytest.raises(PayloadTooLarge):
-        unpack(pack(b"x" * 1001), packing, 1000)
+async def test_the_limit_is_exact(pack: Callable[[bytes], bytes]) -> None:
+    encoding = "gzip" if pack is gzip.compress else "deflate"
+    statuses = []
+    for filler in (0, 1):
+        body = BODY + b" " * (1000 - len(BODY) + filler)
+        async with running(max_body_bytes=1000) as server, server.raw(request(encoding, pack(body))) as (reader, _):
+            status, _, _ = await read_response(reader)
+            statuses.append(status)
+    assert statuses == [200, 413]
 
 
-@given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]))
-def test_any_bytes_unpack_or_are_refused(body: bytes, packing: str) -> None:
+@given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]), st.integers(1, 20))
+def test_any_bytes_unpack_or_are_refused(body: bytes, packing: str, pieces_of: int) -> None:
     try:
-        assert len(unpack(body, packing, 100)) <= 100
-    except (InvalidRequest, PayloadTooLarge):
+        unpack(body, packing, pieces_of=pieces_of)
+    except InvalidRequest:
         return
+
+
+@given(st.binary(max_size=2000), st.sampled_from(PACKS), st.integers(1, 300))
+def test_a_body_unpacks_however_it_is_cut(body: bytes, pack: Callable[[bytes], bytes], pieces_of: int) -> None:
+    packing = "gzip" if pack is gzip.compress else "deflate"
+    assert unpack(pack(body), packing, pieces_of=pieces_of) == body
+
+
+def test_unpacking_goes_in_steps_whatever_was_promised() -> None:
+    bomb = zlib.compress(b" " * 5_000_000)
+    parts = list(map(len, Unpacking("deflate").feed(bomb)))
+    assert max(parts) <= STEP_BYTES
+    assert sum(parts) == 5_000_000
 
 
 def test_several_headers_are_one_list() -> None:

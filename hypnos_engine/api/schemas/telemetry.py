@@ -20,6 +20,10 @@ class EngineTiming(msgspec.Struct, frozen=True):
     cached_tokens: int | UnsetType = UNSET
     concurrent_slots: int | UnsetType = UNSET
     """Most requests that shared a decode step with this one, itself included."""
+    drafted_tokens: int | UnsetType = UNSET
+    """Tokens of the answer that were guessed ahead and checked; only for models with `draft` on."""
+    accepted_tokens: int | UnsetType = UNSET
+    """Guesses that came true."""
 
 
 class TierSwitchPhases(msgspec.Struct, frozen=True):
