@@ -27,6 +27,8 @@ TUNE = tuple(range(10))
 """Seeds to look at while the policy is being changed."""
 REPORT = tuple(range(10, 20))
 """Seeds that nobody tunes by."""
+SMALL_REPORT = tuple(range(10, 40))
+"""More of them for small traces, which differ more from each other."""
 REQUESTS = 400
 PEERS = tuple(name for name in POLICIES if name != OWN)
 TIMEOUT_S = LimitSettings().request_timeout_secs

@@ -99,6 +99,8 @@ class Ratio:
     """Mean over the traces of its wait over the least one of whoever does nothing ahead."""
     worst: float
     """The largest of those ratios."""
+    together: float
+    """Its wait, all traces together, over the least one of whoever does nothing ahead."""
     ahead: float
     """Its wait, all traces together, over the least one of whoever may load ahead."""
     traces: int
@@ -114,5 +116,6 @@ def ratios(compared: Sequence[Compared], policies: Sequence[str]) -> list[Ratio]
             continue
         each = [wait / one.asked_s for wait, one in pairs if one.asked_s > 0]
         ahead = sum(wait for wait, _ in pairs) / max(sum(one.ahead_s for _, one in pairs), 1e-9)
-        found.append(Ratio(policy, fmean(each), max(each), ahead, len(pairs)))
+        together = sum(wait for wait, _ in pairs) / max(sum(one.asked_s for _, one in pairs), 1e-9)
+        found.append(Ratio(policy, fmean(each), max(each), together, ahead, len(pairs)))
     return found

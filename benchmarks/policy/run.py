@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_traces(chosen.write_traces, cells, seeds, chosen.requests)
         return 0
     figures = run(chosen.policies, cells, seeds, chosen.requests, chosen.jobs)
-    handfuls = small.run(chosen.policies, chosen.machines, seeds)
+    enough = chosen.quick or chosen.seeds == "tune"
+    handfuls = small.run(chosen.policies, chosen.machines, seeds if enough else grid.SMALL_REPORT)
     path = chosen.out or (FOLDER / f"{'quick-' if chosen.quick else ''}{chosen.seeds}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(

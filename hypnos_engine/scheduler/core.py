@@ -264,8 +264,10 @@ class Scheduler:
     def _settle(self, now: float, out: list[fx.Effect]) -> None:
         state = self.state
         waiting = [model for model in state.models.values() if model.waiting]
-        self._refuse_late(waiting, now, out)  # 1
-        out.extend(fx.WorkflowEnded(name, seconds) for name, seconds in state.workflows.close_idle(now))
+        if waiting:
+            self._refuse_late(waiting, now, out)  # 1
+        if state.workflows.any_open:
+            out.extend(fx.WorkflowEnded(name, seconds) for name, seconds in state.workflows.close_idle(now))
         changes.settle(state, now, out)  # 2
         cold = [model for model in waiting if model.residency is Residency.COLD]
         if waiting:
@@ -406,7 +408,7 @@ class Scheduler:
     def _ask_to_wake(self, waiting: list[ModelState], now: float, out: list[fx.Effect]) -> None:
         state = self.state
         soonest = changes.wake_at(state)
-        silent = state.workflows.wake_at()
+        silent = state.workflows.wake_at() if state.workflows.any_open else None
         if silent is not None:
             soonest = min(soonest, silent)
         for name in state.wishing:

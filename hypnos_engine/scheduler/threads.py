@@ -22,6 +22,10 @@ def shared_out(state: State) -> list[fx.SetThreads]:
     leaves a core free, for whoever comes next. Engines that keep their threads keep them: the others share the rest.
     """
     busy = [model for model in state.models.values() if model.leases and model.residency is Residency.READY]
+    out: list[fx.SetThreads] = []
+    if len(busy) == 1 and busy[0].spec.engine not in FIXED_THREADS:  # nearly always
+        _give(busy[0], max(1, state.budgets.cores - busy[0].is_batch), out)
+        return out
     fixed = [model for model in busy if model.spec.engine in FIXED_THREADS]
     flexible = [model for model in busy if model.spec.engine not in FIXED_THREADS]
     if not flexible:
@@ -31,7 +35,6 @@ def shared_out(state: State) -> list[fx.SetThreads]:
     if not interactive and cores > 1:
         cores -= 1
     each, over = divmod(cores, len(flexible))
-    out: list[fx.SetThreads] = []
     for model in sorted(flexible, key=_interactive_first):
         threads = each + (1 if over > 0 and not model.is_batch else 0)
         over -= 1

@@ -37,6 +37,11 @@ class Workflows:
     """The model that each caller (a task, or else a key) used last."""
     _habits: "OrderedDict[tuple[str, ModelId], dict[ModelId, int]]" = field(default_factory=OrderedDict)
 
+    @property
+    def any_open(self) -> bool:
+        """True while a task is under way."""
+        return bool(self._runs)
+
     def arrived(self, workflow: Workflow | None, now: float) -> None:
         """Count a request into its task; the first one opens it."""
         if workflow is None:

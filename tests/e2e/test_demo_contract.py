@@ -1,4 +1,4 @@
-"""A fuzzer that reads the demonstration's own OpenAPI document finds no 5xx and no undocumented answer (issue 2)."""
+"""A fuzzer that reads the demonstration's own OpenAPI document finds no 5xx and no undocumented answer."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does, and a fuzzer that reads it finds nothing else (A-43, issue 2)."""
+"""The OpenAPI document says what the server does, and a fuzzer that reads it finds nothing else (A-43)."""
 
 import copy
 from collections.abc import Iterator

@@ -290,6 +290,8 @@ class TextEngine:
         if self._drafter is not None:
             self._drafter.learn(pieces, took_s)
         self._flush()
+        if len(pieces) == 1 and (job := pieces[0].slot.job) is not None and job.drawn == 1:
+            self._table.tidy(pieces[0].slot)
         self._channel.beat()
         self._failures = 0
 

@@ -119,6 +119,16 @@ class SlotTable:
             slot.due = points(job.prompt, self._control, job.cached, self.block if job.reproducible else 1)
         return slot
 
+    def tidy(self, slot: Slot) -> None:
+        """Clear the way for the rest of an answer, between its first token and the second, if it is the only one."""
+        job = slot.job
+        if job is None or len(self.active) > 1 or job.reproducible or self._has_uncuttable(job):
+            return
+        known = slot.cached
+        self._clear_the_way(slot)
+        if not slot.cached:  # its own state could not be had back: it is computed anew
+            slot.pending = known + slot.pending
+
     def advanced(self, slot: Slot) -> None:
         """More of the slot's tokens are cached: take the checkpoint that may be due at this length."""
         while slot.due and slot.due[0] <= len(slot.cached):
@@ -215,8 +225,8 @@ class SlotTable:
             self._rehome(slot)
         else:
             self.home = None
-            if alone and self.block == CPU_BLOCK and not self._has_uncuttable(job):
-                self._clear_the_way(slot)
+            if alone and len(job.prompt) - len(slot.cached) >= CLEARED_FROM_CELLS and not self._has_uncuttable(job):
+                self._clear_the_way(slot)  # else it waits until the first token is out: see `tidy`
         return len(slot.cached)
 
     def _return_to(self, slot: Slot, length: int, *, exact: bool) -> int:
@@ -254,7 +264,7 @@ class SlotTable:
     def _clear_the_way(self, slot: Slot) -> None:
         """Set all idle prefixes aside, and move the slot's own cells to the beginning, where that is cheap."""
         others = [other for other in self.slots if other is not slot and other.cells]
-        if sum(other.cells for other in others) < CLEARED_FROM_CELLS:
+        if self.block != CPU_BLOCK or sum(other.cells for other in others) < CLEARED_FROM_CELLS:
             return
         if sum(self.context.state_bytes(one.number) for one in (slot, *others)) > CLEARED_AT_MOST_BYTES:
             return
