@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_COLOURS = ("#0b6e4f", "#c1440e", "#3a5fa0", "#8a5a9e", "#b58900", "#5f6b73", "#c2185b", "#2a9d8f")
-_WIDTH, _HEIGHT = 640, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 168, 36, 44
+_COLOURS = ("#0b6e4f", "#c1440e", "#3a5fa0", "#8a5a9e", "#b58900", "#5f6b73", "#c2185b", "#2a9d8f", "#222222")
+_WIDTH, _HEIGHT = 660, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 188, 36, 44
 
 
 @dataclass(frozen=True, slots=True)
