@@ -70,7 +70,9 @@ class RunningEngine:
     def workers(self) -> list[psutil.Process]:
         """Processes that this engine started, those of a moment excluded."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "--kind" in _arguments(child)]
+        found = {child.pid: child for child in children if "--kind" in _arguments(child)}
+        # A worker that starts a process of its own is two of the same name for a moment.
+        return [child for child in found.values() if _parent(child) not in found]
 
     def wait_ready(self) -> None:
         """Return when the startup models are in place; long-polls nothing, asks again at once."""
@@ -83,6 +85,13 @@ class RunningEngine:
         """Ask it to end; the exit status."""
         self.process.send_signal(with_signal)
         return self.process.wait(timeout=END_S)
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _arguments(process: psutil.Process) -> list[str]:
