@@ -3,19 +3,22 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import pytest
 
-from tests.server.probing import MIB, ProbedEngine, large_bodies, probed
+from tests.server.probing import MIB, Figures, ProbedEngine, large_bodies, probed
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="the probe reads what Linux and macOS tell of a process"
 )
+
+T = TypeVar("T")
 
 STALL_MS = 10.0
 ATTEMPTS = 3
@@ -59,20 +62,25 @@ async def _post(http: aiohttp.ClientSession, body: bytes) -> tuple[int, bytes]:
         return response.status, await response.read()
 
 
+async def _calmest(engine: ProbedEngine, attempt: Callable[[], Awaitable[T]]) -> tuple[T, Figures]:
+    """Try until nothing held the loop, or often enough; the last answer and what was seen with it."""
+    left = ATTEMPTS
+    while True:
+        answer, figures, left = await attempt(), engine.figures(), left - 1
+        if figures.stall_ms < STALL_MS or not left:
+            return answer, figures
+
+
 async def _post_all(engine: ProbedEngine, http: aiohttp.ClientSession, model: str, size_bytes: int) -> dict[str, int]:
     """Statuses by the kind of body; fails for any that held the loop."""
     engine.figures()
     held: set[str] = set()
     statuses = {}
     for name, body in large_bodies(model, size_bytes).items():
-        for _ in range(ATTEMPTS):
-            statuses[name], answer = await _post(http, body)
-            if statuses[name] != 200:
-                assert len(json.loads(answer)["error"]["message"]) < 1000
-            figures = engine.figures()
-            if figures.stall_ms < STALL_MS:
-                break
-        else:
+        (statuses[name], answer), figures = await _calmest(engine, lambda body=body: _post(http, body))  # type: ignore[misc]
+        if statuses[name] != 200:
+            assert len(json.loads(answer)["error"]["message"]) < 1000
+        if figures.stall_ms >= STALL_MS:
             held.add(f"{name}: {figures.worst_ms}")
         print(f"{size_bytes >> 20:3} MiB {name:18} {statuses[name]} {figures.worst_ms} lag {figures.lag_ms:.1f} ms")
     assert not held
@@ -104,11 +112,7 @@ async def test_the_largest_body_does_not_hold_the_loop(tmp_path: Path) -> None:
     with probed(tmp_path, demo=True) as engine:
         async with streaming(engine, "demo", "Say 50000 words") as http:
             before = engine.figures()
-            for _ in range(ATTEMPTS):
-                status, answer = await _post(http, body)
-                after = engine.figures()
-                if after.stall_ms < STALL_MS:
-                    break
+            (status, answer), after = await _calmest(engine, lambda: _post(http, body))
             _wait_for_no_file(engine)
     assert status == 400
     assert b"does not serve vision" in answer
@@ -123,11 +127,9 @@ async def test_five_bodies_that_come_together_do_not_hold_the_loop(tmp_path: Pat
             engine.figures()
             kinds = ("text", "wide text", "picture", "small values", "unknown field")
             bodies = large_bodies("demo", 5 * MIB)
-            for _ in range(ATTEMPTS):
-                answers = await asyncio.gather(*(_post(http, bodies[kind]) for kind in kinds))
-                figures = engine.figures()
-                if figures.stall_ms < STALL_MS:
-                    break
+            answers, figures = await _calmest(
+                engine, lambda: asyncio.gather(*(_post(http, bodies[kind]) for kind in kinds))
+            )
             _wait_for_no_file(engine)
     assert {status for status, _ in answers} == {200, 400}
     assert figures.stall_ms < STALL_MS, figures
