@@ -85,18 +85,29 @@ def _weather(path: Path, *, rounds: int, seed: int, may_grow: bool) -> tuple[int
     with Worker("llama") as worker:
         worker.load(path, context_len=8 * CELLS, slots=1, threads=1, kv_type=KV_TYPE)
         for number, (request, reply) in enumerate(results):
+            if reply.failed is not None and reply.failed.code == "engine_failed":
+                # Random weights may run away: then they do so without a cache, too, after the same text.
+                fresh = worker.ask(_without_cache(number, request))
+                assert fresh.failed is not None
+                assert (fresh.failed.code, fresh.text) == ("engine_failed", reply.text)
+                continue
             if reply.failed is not None:
                 assert reply.failed.code in ("cancelled", "invalid_request"), reply.failed
                 assert reply.failed.code == "cancelled" or "window" in reply.failed.message
                 continue
-            texts = [message.text() for message in request.messages]
-            fresh = worker.ask(chat(1, *texts, max_tokens=request.max_tokens, scope=f"fresh {number}"))
+            fresh = worker.ask(_without_cache(number, request))
             assert fresh.end.cached_tokens == 0
             # A window that was refused may end an answer early, within a character.
             whole = reply.end.completion_tokens == fresh.end.completion_tokens
             same = reply.text == fresh.text if whole else fresh.text.startswith(reply.text.rstrip("\ufffd"))
             checked, other, cached = checked + 1, other + (not same), cached + reply.end.cached_tokens
     return checked, other, cached
+
+
+def _without_cache(number: int, request: m.Generate) -> m.Generate:
+    """The same conversation under a name of its own, for which nothing is cached."""
+    texts = [message.text() for message in request.messages]
+    return chat(1, *texts, max_tokens=request.max_tokens, scope=f"fresh {number}")
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +126,10 @@ def test_a_storm(kinds: Mapping[str, Path], kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("may_grow", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recurrent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_long_storm(kinds: Mapping[str, Path], kind: str, may_grow: bool) -> None:
     for seed in (2, 3):
         checked, other, cached = _weather(kinds[kind], rounds=40, seed=seed, may_grow=may_grow)
         assert checked > 80
         assert cached > 0
-        assert other <= checked // ROUNDING_IN
+        assert other <= (0 if kind == "recurrent" else checked // ROUNDING_IN)
