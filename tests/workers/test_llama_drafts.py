@@ -15,6 +15,8 @@ from hypnos_engine.testing.tiny_gguf import Geometry
 from tests.workers.driver import ROOT, Reply, Worker, chat, environment
 
 PROGRAM = Path(__file__).with_name("drawing_program.py")
+EAGER = (sys.executable, "-P", str(Path(__file__).with_name("eager_worker.py")))
+"""Guesses always: whether that pays depends on the machine and is decided by what `test_gain` tests."""
 FRESH = m.Sampling(temperature=1.0)
 KV_TYPE = "q8_0"
 """With weights and cache quantised, the bits do not depend on how many tokens are computed together."""
@@ -111,7 +113,7 @@ def tiny_plain(kinds: Mapping[str, Path]) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def tiny_guessing(kinds: Mapping[str, Path]) -> Iterator[Worker]:
-    with Worker("llama") as worker:
+    with Worker("llama", argv=EAGER) as worker:
         worker.load(kinds["full"], threads=1, slots=3, kv_type=KV_TYPE, draft="ngram")
         yield worker
 
@@ -162,16 +164,19 @@ def test_the_texts_of_several_answers_at_once_are_those_without_guesses(starter:
     """In an empty cache: what earlier requests left of theirs gives sums another order, with guesses or without."""
     texts = QUOTING[first : first + 4]
     requests = [chat(number, text, max_tokens=40, scope=str(number)) for number, text in enumerate(texts)]
-    with Worker("llama") as plain, Worker("llama") as guessing:
+    with Worker("llama") as plain, Worker("llama", argv=EAGER) as guessing:
         plain.load(starter, kv_type=KV_TYPE)
         guessing.load(starter, kv_type=KV_TYPE, draft="ngram")
         _compare(plain, guessing, *requests)
 
 
 @pytest.mark.starter
-def test_a_quotation_is_guessed(guessing: Worker) -> None:
-    replies = [guessing.ask(chat(number, text, max_tokens=60)) for number, text in enumerate(QUOTING[:3])]
-    assert sum(map(_hits, replies)) > 0
+def test_a_quotation_is_guessed(starter: Path, plain: Worker) -> None:
+    with Worker("llama", argv=EAGER) as eager:
+        eager.load(starter, kv_type=KV_TYPE, draft="ngram")
+        requests = [chat(number, text, max_tokens=60) for number, text in enumerate(QUOTING[:3])]
+        replies = [_compare(plain, eager, request)[0] for request in requests]
+    assert sum(map(_drafted, replies)) > sum(map(_hits, replies)) > 0
 
 
 @pytest.mark.starter
@@ -201,7 +206,7 @@ def test_samplers_draw_with_guesses_what_they_draw_without(
 @pytest.mark.parametrize("kind", CUTTABLE)
 def test_models_whose_cache_can_be_cut_are_guessed(kinds: Mapping[str, Path], kind: str) -> None:
     requests = [chat(number, f"{number} {PROMPT}", max_tokens=150, scope=str(number)) for number in range(2)]
-    with Worker("llama") as plain, Worker("llama") as guessing:
+    with Worker("llama") as plain, Worker("llama", argv=EAGER) as guessing:
         plain.load(kinds[kind], threads=1, kv_type=KV_TYPE)
         guessing.load(kinds[kind], threads=1, kv_type=KV_TYPE, draft="ngram")
         hits = sum(_hits(_compare(plain, guessing, request)[0]) for request in requests)
@@ -210,7 +215,7 @@ def test_models_whose_cache_can_be_cut_are_guessed(kinds: Mapping[str, Path], ki
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_models_with_running_states_are_never_guessed(kinds: Mapping[str, Path], kind: str) -> None:
-    with Worker("llama") as worker:
+    with Worker("llama", argv=EAGER) as worker:
         worker.load(kinds[kind], threads=1, kv_type=KV_TYPE, draft="ngram")
         end = worker.ask(chat(1, PROMPT, max_tokens=100)).end
         assert (end.completion_tokens, end.timing.drafted_tokens) == (100, None)
@@ -240,7 +245,7 @@ def test_a_window_is_kept_to_the_token(tiny_plain: Worker, tiny_guessing: Worker
 
 def test_a_full_cache_is_used_to_its_last_cell(kinds: Mapping[str, Path]) -> None:
     """Two answers whose cells fill the cache: a guess that took one more would find none."""
-    with Worker("llama") as worker:
+    with Worker("llama", argv=EAGER) as worker:
         worker.load(kinds["full"], threads=1, kv_type=KV_TYPE, slots=2, context_len=512, draft="ngram")
         prompt = worker.ask(chat(1, "x" * 60, max_tokens=1)).end.prompt_tokens
         requests = [chat(number, "xy"[number] * 60, max_tokens=256 - prompt, scope=str(number)) for number in range(2)]
@@ -281,7 +286,8 @@ def test_one_step_has_one_delta_for_an_answer(tiny_guessing: Worker) -> None:
 
 def test_a_cancelled_answer_leaves_its_company_alone(kinds: Mapping[str, Path], tiny_plain: Worker) -> None:
     undisturbed = tiny_plain.ask(chat(1, STORY, max_tokens=300)).text
-    with Worker("llama") as worker:  # with an empty cache: what earlier requests left would give sums another order
+    # With an empty cache: what earlier requests left would give sums another order.
+    with Worker("llama", argv=EAGER) as worker:
         worker.load(kinds["full"], threads=1, slots=3, kv_type=KV_TYPE, draft="ngram")
         worker.start(*(chat(number, STORY, max_tokens=300 * number, scope=f"c{number}") for number in (1, 2, 3)))
         worker.until(lambda: all(len(worker.reply(number).text) > 40 for number in (1, 2, 3)))
@@ -308,7 +314,7 @@ def test_answers_come_and_go_while_others_are_guessed(tiny_plain: Worker, tiny_g
 def test_failed_guesses_leave_their_company_alone(kinds: Mapping[str, Path]) -> None:
     """Cells of failed guesses, if others took them, would give their sums another order."""
     requests = [chat(number, f"{number} {PROMPT}", max_tokens=150, scope=str(number)) for number in range(3)]
-    with Worker("llama") as plain, Worker("llama") as guessing:
+    with Worker("llama") as plain, Worker("llama", argv=EAGER) as guessing:
         plain.load(kinds["winding"], threads=1, slots=3, kv_type=KV_TYPE)
         guessing.load(kinds["winding"], threads=1, slots=3, kv_type=KV_TYPE, draft="ngram")
         replies = _compare(plain, guessing, *requests)
@@ -334,7 +340,7 @@ def test_drawn_answers_differ_and_keep_their_limits(tiny_guessing: Worker) -> No
 
 def test_a_larger_cache_keeps_a_guessed_answer(kinds: Mapping[str, Path], tiny_plain: Worker) -> None:
     undisturbed = tiny_plain.ask(chat(1, STORY, max_tokens=200)).text
-    with Worker("llama") as worker:
+    with Worker("llama", argv=EAGER) as worker:
         worker.load(kinds["full"], threads=1, kv_type=KV_TYPE, slots=2, context_len=512, draft="ngram")
         worker.start(chat(1, STORY, max_tokens=200))
         worker.until(lambda: len(worker.reply(1).text) > 30)
