@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from hypnos_engine.domain.errors import HypnosError
 from hypnos_engine.domain.kinds import EngineKind
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.ipc.blocks import Block
 
 ProgressSink = Callable[[m.LoadProgress], None]
 """Called on the loop, at most ten times a second; must not block or raise."""
@@ -100,6 +101,33 @@ class Embeds(Protocol):
         computation at its next batch. Raises InvalidRequest (a text that is too long or empty, which the message
         counts from 0; a model that was loaded to generate), ModelBusy, EngineFailed, and WorkerDied or Cancelled at the
         end of the engine; after any of them nothing of the request goes on.
+        """
+        ...
+
+
+@runtime_checkable
+class ParksKv(Protocol):
+    """The ability to set conversations aside in a block, which outlives the worker, and to take them back.
+
+    An engine that was loaded to make vectors has none, and answers with nothing.
+    """
+
+    async def park(self, block: Block) -> m.Parked:
+        """Copy the conversations of slots that nobody uses into the block, as far as it holds them.
+
+        The engine keeps them too; the block stays the caller's, and what it holds is complete when this returns, also
+        for a worker that is killed right after. Raises EngineFailed (not loaded, or the worker does not take the
+        block), WorkerDied, and Cancelled when the engine is unloaded. No time limit: a caller that cannot wait cancels,
+        and then what the block holds is of no use.
+        """
+        ...
+
+    async def restore(self, block: Block) -> m.Restored:
+        """Take back what `park` copied, if it was another worker with the same weights, settings and build.
+
+        Requests that are made afterwards find the conversations, each under its own scope. What does not fit or is
+        damaged is dropped, never an error: `problem` says why. The block stays the caller's and is not changed. Raises
+        as `park`.
         """
         ...
 

@@ -12,10 +12,10 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.ipc.framing import FrameError, encode_in_pieces, from_worker_decoder
+from hypnos_engine.ipc.framing import FrameDecoder, FrameError, encode_in_pieces, from_worker_decoder
 
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 """Bytes that may wait for a worker which does not read; one message may exceed it."""
@@ -27,6 +27,8 @@ _MAX_CHUNKS = 4
 
 MessageSink = Callable[[m.FromWorker], None]
 """Called on the loop, in order, once per message; must not raise."""
+
+M = TypeVar("M")
 
 
 class ChannelFull(Exception):
@@ -44,7 +46,7 @@ class Channel(Protocol):
         """Bytes sent and not yet taken by the operating system."""
         ...
 
-    def send(self, message: m.ToWorker, *, urgent: bool = False) -> None:
+    def send(self, message: m.Message, *, urgent: bool = False) -> None:
         """Queue a message; never blocks, and a closed channel drops it.
 
         Raises ChannelFull while more than MAX_PENDING_BYTES wait, unless `urgent` (messages that are small, few and
@@ -58,10 +60,12 @@ class Channel(Protocol):
 
 
 class _SocketProtocol(asyncio.BufferedProtocol):
-    def __init__(self, on_message: MessageSink, closed: asyncio.Future[FrameError | None]) -> None:
+    def __init__(
+        self, on_message: Callable[[M], None], closed: asyncio.Future[FrameError | None], decoder: FrameDecoder[M]
+    ) -> None:
         self._on_message = on_message
         self._closed = closed
-        self._decoder = from_worker_decoder()
+        self._decoder = decoder
         self._buffer = bytearray(_CHUNK_BYTES)
         self._error: FrameError | None = None
         self._transport: asyncio.Transport | None = None
@@ -104,13 +108,21 @@ class SocketChannel:
         self._transport = transport
 
     @classmethod
-    async def open(cls, end: socket.socket, on_message: MessageSink) -> "SocketChannel":
-        """Take over `end`, which is closed with the channel, also when opening fails or is cancelled."""
+    async def open(
+        cls, end: socket.socket, on_message: Callable[[M], None], decoder: FrameDecoder[M] | None = None
+    ) -> "SocketChannel":
+        """Take over `end`, which is closed with the channel, also when opening fails or is cancelled.
+
+        `decoder` is for programs that say other things than workers.
+        """
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[FrameError | None] = loop.create_future()
+        chosen = decoder or cast("FrameDecoder[M]", from_worker_decoder())
         try:
             end.setblocking(False)
-            transport, _ = await loop.create_unix_connection(lambda: _SocketProtocol(on_message, closed), sock=end)
+            transport, _ = await loop.create_unix_connection(
+                lambda: _SocketProtocol(on_message, closed, chosen), sock=end
+            )
         except BaseException:
             end.close()
             raise
@@ -121,7 +133,7 @@ class SocketChannel:
         """As Channel.pending_bytes."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
-    def send(self, message: m.ToWorker, *, urgent: bool = False) -> None:
+    def send(self, message: m.Message, *, urgent: bool = False) -> None:
         """As Channel.send."""
         pieces = encode_in_pieces(message)
         if self._transport.is_closing():
@@ -144,14 +156,17 @@ class PipeChannel:
     nor writes holds the threads until it is killed.
     """
 
-    def __init__(self, read_fd: int, write_fd: int, on_message: MessageSink) -> None:
+    def __init__(
+        self, read_fd: int, write_fd: int, on_message: Callable[[M], None], decoder: FrameDecoder[M] | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[FrameError | None] = self._loop.create_future()
-        self._on_message = on_message
+        self._on_message: Callable[[Any], None] = on_message
+        self._decoder: FrameDecoder[Any] = decoder or from_worker_decoder()
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._open = True
-        self._arrived: collections.deque[list[m.FromWorker]] = collections.deque()
+        self._arrived: collections.deque[list[Any]] = collections.deque()
         self._room = threading.Semaphore(_MAX_CHUNKS)
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pending_bytes = 0
@@ -164,7 +179,7 @@ class PipeChannel:
         """As Channel.pending_bytes."""
         return self._pending_bytes if self._open else 0
 
-    def send(self, message: m.ToWorker, *, urgent: bool = False) -> None:
+    def send(self, message: m.Message, *, urgent: bool = False) -> None:
         """As Channel.send."""
         pieces = encode_in_pieces(message)
         if not self._open:
@@ -181,11 +196,10 @@ class PipeChannel:
         self._shut(None)
 
     def _read(self) -> None:
-        decoder = from_worker_decoder()
         error: FrameError | None = None
         try:
             while self._open and (chunk := os.read(self._read_fd, _CHUNK_BYTES)):
-                messages = decoder.feed(chunk)
+                messages = self._decoder.feed(chunk)
                 self._room.acquire()
                 self._arrived.append(messages)
                 self._call_on_loop(self._deliver)

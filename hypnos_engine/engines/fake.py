@@ -26,6 +26,7 @@ from hypnos_engine.engines.base import ContextSink, Embeddings, Exit, Generation
 from hypnos_engine.engines.embedding import VectorBox
 from hypnos_engine.engines.mailbox import Mailbox
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.ipc.blocks import Block
 
 NO_MEMORY = m.MemoryReport(
     weights_bytes=0, device_bytes=0, kv_bytes=0, workspace_bytes=0, repacked_bytes=0, anonymous_bytes=0
@@ -49,6 +50,14 @@ def letters(text: str) -> tuple[float, ...]:
     return (float(alphabetic), float(blank), float(len(text) - alphabetic - blank), 1.0)
 
 
+PARKED_TOKEN_BYTES = 1024
+_PARKED_LIST_BYTES = 4096
+
+
+def _parked_bytes(conversations: tuple[int, ...]) -> int:
+    return _PARKED_LIST_BYTES + sum(conversations) * PARKED_TOKEN_BYTES
+
+
 @dataclass(slots=True)
 class FakeScript:
     """What a FakeEngine does. A gate that is None is open."""
@@ -67,6 +76,11 @@ class FakeScript:
     """Tokens (or texts) after which each request fails with EngineFailed."""
     die_after: int | None = None
     """Tokens (or texts), of all requests together, after which the engine dies."""
+    conversations: tuple[int, ...] = ()
+    """Tokens of the conversations that idle slots hold from the start; answers add none."""
+    park_gate: asyncio.Event | None = None
+    """`park` and `restore` wait for it, or for the end of the engine."""
+    park_error: HypnosError | None = None
     unload_gate: asyncio.Event | None = None
     """`unload` waits for it before the engine is gone."""
     memory: m.MemoryReport = NO_MEMORY
@@ -90,8 +104,18 @@ class _VectorRun:
     task: asyncio.Task[None] | None = field(default=None)
 
 
+class _Block(msgspec.Struct, frozen=True):
+    """What a fake engine writes into a block."""
+
+    context_len: int
+    conversations: tuple[int, ...]
+
+
 class FakeEngine:
-    """Implements Engine and Embeds; `loads`, `requests`, `embeds` and `sent` keep what it was asked, oldest first."""
+    """Implements Engine, Embeds and ParksKv.
+
+    `loads`, `requests`, `embeds` and `sent` keep what it was asked, oldest first.
+    """
 
     def __init__(self, model: str, script: FakeScript | None = None) -> None:
         self.kind = EngineKind.FAKE
@@ -111,6 +135,8 @@ class FakeEngine:
         self._ending = asyncio.Event()
         self._ended = asyncio.Event()
         self._exit: Exit | None = None
+        self.conversations = self.script.conversations
+        """Tokens of the conversations that idle slots hold."""
 
     # --- Engine -----------------------------------------------------------------------------------------------------
 
@@ -149,6 +175,35 @@ class FakeEngine:
         finally:
             self._leave(run)
 
+    async def park(self, block: Block) -> m.Parked:
+        """As ParksKv.park; each token takes PARKED_TOKEN_BYTES."""
+        await self._park_gate()
+        fitting: tuple[int, ...] = ()
+        for tokens in self.conversations:
+            if _parked_bytes((*fitting, tokens)) <= block.size_bytes:
+                fitting = (*fitting, tokens)
+        if not fitting:
+            return m.Parked(0, 0, 0, 0, self.loads[0].context_len, 0.0)
+        size_bytes = _parked_bytes(fitting)
+        content = msgspec.msgpack.encode(_Block(self.loads[0].context_len, fitting))
+        with block.view as view:
+            view[:size_bytes] = (len(content).to_bytes(4, "little") + content).ljust(size_bytes, b"\0")
+        return m.Parked(0, len(fitting), sum(fitting), size_bytes, self.loads[0].context_len, 0.0)
+
+    async def restore(self, block: Block) -> m.Restored:
+        """As ParksKv.restore."""
+        await self._park_gate()
+        try:
+            with block.view as view:
+                end = 4 + int.from_bytes(view[:4], "little")
+                found = msgspec.msgpack.decode(bytes(view[4:end]), type=_Block)
+        except msgspec.MsgspecError:
+            return m.Restored(0, 0, 0, 0.0, "the block is damaged")
+        if found.context_len != self.loads[0].context_len:
+            return m.Restored(0, 0, 0, 0.0, "the context has another size")
+        self.conversations = found.conversations
+        return m.Restored(0, len(found.conversations), sum(found.conversations), 0.0)
+
     def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
         """As Engine.send."""
         if self._ready and self._exit is None:
@@ -182,6 +237,11 @@ class FakeEngine:
         """Tell the caller of `load` about the context, as a worker would."""
         assert self._on_context is not None
         self._on_context(message)
+
+    @property
+    def is_serving(self) -> bool:
+        """Loaded, and neither dead nor about to end."""
+        return self._ready and self._exit is None and not self._ending.is_set()
 
     @property
     def running(self) -> int:
@@ -225,6 +285,17 @@ class FakeEngine:
             dimensions=len(self.script.vector("")) if request.embeddings else 0,
         )
 
+    async def _park_gate(self) -> None:
+        """Wait as the script says, then raise what there is to raise."""
+        self._check_serving()
+        if self.script.park_gate is not None:
+            await self._gate_or_end(self.script.park_gate)
+        else:
+            await asyncio.sleep(0)
+        self._check_serving()
+        if self.script.park_error is not None:
+            raise self.script.park_error
+
     async def _gate_or_end(self, gate: asyncio.Event) -> None:
         waits = {asyncio.ensure_future(event.wait()) for event in (gate, self._ending, self._ended)}
         try:
@@ -241,13 +312,16 @@ class FakeEngine:
         self._enter(run, self._produce(run))
         return run
 
-    def _check(self, number: int, *, embeddings: bool) -> None:
+    def _check_serving(self) -> None:
         if self._exit is not None and self._exit.error is not None:
             raise error_from_code(self._exit.error.code, self._exit.error.message)
         if self._ending.is_set() or self._exit is not None:
             raise self._unloaded()
         if not self._ready:
             raise EngineFailed(f"The model '{self._model}' is not loaded.")
+
+    def _check(self, number: int, *, embeddings: bool) -> None:
+        self._check_serving()
         if number in self._running:
             raise ValueError(f"request {number} is still running")
         if self.loads[0].embeddings is not embeddings:

@@ -18,8 +18,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
-from hypnos_engine.engines.channel import Channel, MessageSink, PipeChannel, SocketChannel
+from hypnos_engine.engines.channel import Channel, M, PipeChannel, SocketChannel
 from hypnos_engine.engines.last_words import StderrTail
+from hypnos_engine.ipc.blocks import Block, BlockSender
+from hypnos_engine.ipc.framing import FrameDecoder
 
 if sys.platform == "win32":
     from hypnos_engine.engines.windows_job import Job, create_flags
@@ -56,12 +58,8 @@ class WorkerProcess:
         on_exit: ExitSink,
         *,
         transport: Transport = DEFAULT_TRANSPORT,
-        handles: socket.socket | None = None,
     ) -> None:
-        """Start the process. `name` is the model, for logs; `handles` is the worker's end of its block socket.
-
-        Raises OSError when the program cannot be started.
-        """
+        """Start the process. `name` is the model, for logs. Raises OSError when the program cannot be started."""
         if threading.current_thread() is not threading.main_thread():
             # Linux' parent-death signal follows the thread that spawned, not the process.
             raise RuntimeError("workers are started on the main thread")
@@ -73,14 +71,10 @@ class WorkerProcess:
         self._oom_kills = _oom_kills()
         self.memory_ran_out = False
         """Set at the end: the system killed processes for want of memory during the life of this one."""
-        self._log = logging.getLogger(f"hypnos.worker.{name.replace('.', '_')}")
+        self._log = _log_of(name)
         self.stderr = StderrTail()
-        inherited: tuple[int, ...] = ()
-        if handles is not None:
-            inherited = (handles.fileno(),)
-            argv = [*argv, "--handles-fd", str(handles.fileno())]
         self._end: socket.socket | None = None
-        self._popen = self._spawn(list(argv), dict(environment), inherited)
+        self._popen, self._blocks = self._spawn_with_blocks(list(argv), dict(environment))
         self._drain = self._thread(self._read_stderr, "stderr")
         self._waiter = self._thread(self._wait, "exit")
 
@@ -89,23 +83,50 @@ class WorkerProcess:
         """Process id, which is also the id of its group; may be another process's after the end."""
         return self._popen.pid
 
-    async def open_channel(self, on_message: MessageSink) -> Channel:
-        """Take over the ends of the channel; called once, right after the start."""
+    async def open_channel(self, on_message: Callable[[M], None], decoder: FrameDecoder[M] | None = None) -> Channel:
+        """Take over the ends of the channel; called once, right after the start. `decoder` as of the channels."""
         if self._end is not None:
             end, self._end = self._end, None
-            return await SocketChannel.open(end, on_message)
+            return await SocketChannel.open(end, on_message, decoder)
         assert self._popen.stdout is not None
         assert self._popen.stdin is not None
         read_fd, write_fd = os.dup(self._popen.stdout.fileno()), os.dup(self._popen.stdin.fileno())
         self._popen.stdout.close()
         self._popen.stdin.close()
-        return PipeChannel(read_fd, write_fd, on_message)
+        return PipeChannel(read_fd, write_fd, on_message, decoder)
+
+    def hand_over(self, block: Block) -> int:
+        """Give the worker a handle of a block; returns the number under which it takes it. Never blocks.
+
+        Raises BlockError when the worker is gone or has not taken earlier ones.
+        """
+        return self._blocks.hand_over(block)
+
+    def report_to(self, name: str, on_exit: ExitSink) -> None:
+        """From now on it is the worker of `name`, and its end is told to `on_exit`. Called on the loop."""
+        self._log = _log_of(name)
+        self._on_exit = on_exit
+        self._oom_kills = _oom_kills()
 
     def kill(self) -> None:
         """End the process and its whole group at once. Idempotent; does nothing once the process is reaped."""
         with self._ending:
             if not self._reaped:
                 self._kill_group()
+
+    def _spawn_with_blocks(self, argv: list[str], environment: dict[str, str]) -> tuple[_Popen, BlockSender]:
+        """Start the process with what it needs to take blocks: on POSIX one end of a socket pair."""
+        if sys.platform == "win32":
+            popen = self._spawn(argv, environment, ())
+            return popen, BlockSender(popen.pid)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                popen = self._spawn([*argv, "--handles-fd", str(theirs.fileno())], environment, (theirs.fileno(),))
+            except BaseException:
+                ours.close()
+                raise
+        return popen, BlockSender(ours)
 
     def _spawn(self, argv: list[str], environment: dict[str, str], inherited: tuple[int, ...]) -> _Popen:
         if sys.platform == "win32":
@@ -159,6 +180,7 @@ class WorkerProcess:
             if end is not None:
                 end.close()
         self._end = None
+        self._blocks.close()
         self._on_exit(status)
 
     def _kill_group(self) -> None:
@@ -167,6 +189,10 @@ class WorkerProcess:
         else:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
+
+
+def _log_of(name: str) -> logging.Logger:
+    return logging.getLogger(f"hypnos.worker.{name.replace('.', '_')}")
 
 
 def _oom_kills() -> int:

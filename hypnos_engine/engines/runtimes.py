@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypnos_engine.domain.kinds import EngineKind
+from hypnos_engine.ipc import programs
+from hypnos_engine.ipc.programs import Program
 
 USES_GPU = frozenset({EngineKind.LLAMA, EngineKind.WHISPER, EngineKind.DIFFUSION, EngineKind.DIFFUSERS, EngineKind.MLX})
 """Kinds whose workers may open an accelerator; every other kind cannot see one."""
+
+TOLD_THREADS = frozenset({EngineKind.LLAMA, EngineKind.FAKE})
+"""Kinds whose workers are told their threads while they run: their environment is the same for every model, so that one
+may be started before it is known what for."""
 
 _SECRET_NAME = re.compile(
     r"API_?KEYS?$|(^|_)(KEY|TOKEN|PAT)S?$|SECRET|PASSW|PASSPHRASE|CREDENTIAL|ACCESS_?KEY|PRIVATE_?KEY|_AUTH$|^SSH_A"
@@ -34,6 +40,8 @@ _FIXED = {
     "GGML_NO_BACKTRACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
+    # A packaged parent's own settings must not be taken over by the executable beside it.
+    "PYINSTALLER_RESET_ENVIRONMENT": "1",
 }
 _THREAD_CAPS = (
     "OMP_NUM_THREADS",
@@ -44,6 +52,8 @@ _THREAD_CAPS = (
     "NUMEXPR_NUM_THREADS",
     "RAYON_NUM_THREADS",
 )
+_ACCELERATE_CAP = "VECLIB_MAXIMUM_THREADS"
+"""It also caps what llama.cpp asks of Apple's library, whatever number of threads that was told."""
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
 
 
@@ -59,9 +69,9 @@ class WorkerRuntime:
     environment: tuple[tuple[str, str], ...] = ()
     """Set on top of `worker_environment`."""
 
-    def command(self, kind: EngineKind, parent_pid: int) -> list[str]:
-        """The whole argument list of a worker of `kind` that must not outlive process `parent_pid`."""
-        return [*self.argv, "--kind", kind.value, "--parent", str(parent_pid)]
+    def command(self, kind: str, parent_pid: int) -> list[str]:
+        """The whole argument list of a worker of `kind`, or the holder, that must not outlive process `parent_pid`."""
+        return [*self.argv, "--kind", str(kind), "--parent", str(parent_pid)]
 
 
 IN_THIS_BUILD = frozenset({EngineKind.LLAMA, EngineKind.FAKE})
@@ -69,35 +79,35 @@ IN_THIS_BUILD = frozenset({EngineKind.LLAMA, EngineKind.FAKE})
 
 
 def interpreter_runtime(executable: str) -> WorkerRuntime:
-    """Workers run by a Python interpreter that has this package; `-P` keeps the current folder out of its path."""
-    return WorkerRuntime("python", (executable, "-P", "-m", "hypnos_engine.workers"), IN_THIS_BUILD)
+    """Workers run by an interpreter of this installation; what it can import is what this process can."""
+    return WorkerRuntime("python", tuple(programs.interpreter_command(executable, Program.WORKER)), IN_THIS_BUILD)
 
 
 def bundle_runtime(folder: Path) -> WorkerRuntime:
     """Workers run by the second executable of a packaged program, which lies in `folder` beside the first."""
-    program = folder / ("hypnos-worker.exe" if sys.platform == "win32" else "hypnos-worker")
-    # The packaged parent's own settings must not be taken over by its sibling.
-    return WorkerRuntime("bundle", (str(program),), IN_THIS_BUILD, (("PYINSTALLER_RESET_ENVIRONMENT", "1"),))
+    return WorkerRuntime("bundle", tuple(programs.packaged_command(folder, Program.WORKER)), IN_THIS_BUILD)
 
 
 def default_runtime() -> WorkerRuntime:
     """The runtime that belongs to the running program."""
-    if getattr(sys, "frozen", False):
+    if programs.is_packaged():
         return bundle_runtime(Path(sys.executable).parent)
     return interpreter_runtime(sys.executable)
 
 
-def worker_environment(environ: Mapping[str, str], kind: EngineKind, threads: int) -> dict[str, str]:
+def worker_environment(environ: Mapping[str, str], kind: str, threads: int) -> dict[str, str]:
     """Return the environment of a worker of `kind` that may use `threads` threads, made from the parent's `environ`."""
     kept = {name: value for name, value in environ.items() if not _is_withheld(name.upper(), value)}
     kept.update(_FIXED)
-    kept.update(dict.fromkeys(_THREAD_CAPS, str(max(1, threads))))
+    kept.update(dict.fromkeys(_THREAD_CAPS, "1" if kind in TOLD_THREADS else str(max(1, threads))))
+    if kind in TOLD_THREADS:
+        del kept[_ACCELERATE_CAP]
     if kind not in USES_GPU:
         kept.update(_NO_GPU)
     return kept
 
 
-def environment_of(runtime: WorkerRuntime, kind: EngineKind, threads: int) -> dict[str, str]:
+def environment_of(runtime: WorkerRuntime, kind: str, threads: int) -> dict[str, str]:
     """The environment of a worker of this runtime, made from this process's own."""
     return {**worker_environment(os.environ, kind, threads), **dict(runtime.environment)}
 

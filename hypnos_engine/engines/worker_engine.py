@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
 
 import msgspec
 
@@ -33,8 +34,11 @@ from hypnos_engine.engines.process import DEFAULT_TRANSPORT, Transport, WorkerPr
 from hypnos_engine.engines.progress import ProgressThrottle
 from hypnos_engine.engines.requests import Requests
 from hypnos_engine.engines.runtimes import WorkerRuntime, environment_of
+from hypnos_engine.engines.spares import Spares
+from hypnos_engine.engines.transfers import NOTHING_PARKED, NOTHING_RESTORED, Transfers
 from hypnos_engine.engines.watch import Patience, Watch
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.ipc.blocks import Block
 from hypnos_engine.ipc.framing import FrameError
 
 log = logging.getLogger(__name__)
@@ -65,7 +69,9 @@ class WorkerEngine:
         load_patience: Patience = LOAD_PATIENCE,
         step_patience: Patience = STEP_PATIENCE,
         transport: Transport = DEFAULT_TRANSPORT,
+        spares: Spares | None = None,
     ) -> None:
+        """`spares` may have a worker that is started already."""
         self.kind = kind
         self._model = model
         self._runtime = runtime
@@ -73,6 +79,9 @@ class WorkerEngine:
         self._load_patience = load_patience
         self._step_patience = step_patience
         self._transport = transport
+        self._spares = spares
+        if spares is not None:
+            spares.mind(self)
         self._request: m.Load | None = None
         self._loading: asyncio.Future[m.Loaded] | None = None
         self._progress: ProgressThrottle | None = None
@@ -87,6 +96,7 @@ class WorkerEngine:
         self._status: int | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._requests = Requests(model, self._tell, self._waste)
+        self._transfers = Transfers(model, self._hand_over, self._tell)
         self._useless = Allowance(time.monotonic)
         """For messages that are of no use to anybody."""
         self._context_asked = False
@@ -102,6 +112,11 @@ class WorkerEngine:
         """Process id of the worker while there is one."""
         return self._process.pid if self._process is not None and self._exit is None else None
 
+    @property
+    def busy(self) -> bool:
+        """Whether the worker owes somebody an answer."""
+        return self._requests.outstanding
+
     # --- Engine -----------------------------------------------------------------------------------------------------
 
     async def load(self, request: m.Load, on_progress: ProgressSink, on_context: ContextSink) -> m.Loaded:
@@ -116,10 +131,12 @@ class WorkerEngine:
         self._progress = ProgressThrottle(loop, on_progress)
         self._on_context = on_context
         try:
-            self._start(request)
-            self._after(self._hello_within_s, self._miss_hello)
-            await self._open_channel()
-            return await self._loading
+            with self._spares.loading() if self._spares is not None else nullcontext():
+                if not await self._start_with_spare():
+                    self._start(request)
+                    self._after(self._hello_within_s, self._miss_hello)
+                    await self._open_channel()
+                return await self._loading
         except BaseException:
             self._end(0.0)
             await self._until_ended()
@@ -151,6 +168,14 @@ class WorkerEngine:
         finally:
             self._requests.give_up(number)
 
+    async def park(self, block: Block) -> m.Parked:
+        """As ParksKv.park."""
+        return await self._transfers.park(block) if self._keeps_conversations() else NOTHING_PARKED
+
+    async def restore(self, block: Block) -> m.Restored:
+        """As ParksKv.restore."""
+        return await self._transfers.restore(block) if self._keeps_conversations() else NOTHING_RESTORED
+
     def send(self, message: m.ResizeContext | m.DenyContext | m.SetThreads) -> None:
         """As Engine.send."""
         self._context_asked = self._context_asked and isinstance(message, m.SetThreads)
@@ -169,6 +194,21 @@ class WorkerEngine:
         return self._exit
 
     # --- start ------------------------------------------------------------------------------------------------------
+
+    async def _start_with_spare(self) -> bool:
+        """Take over a worker that is started already; False when there is none that is good for this load."""
+        spare = await self._spares.take(self._runtime, self.kind) if self._spares is not None else None
+        if self._ending:  # meanwhile
+            if spare is not None:
+                spare.end()
+            raise self._unloaded()
+        if spare is None:
+            return False
+        started = spare.pass_on(self._model, self._on_message, self._on_exit)
+        self._process, self._channel = started.process, started.channel
+        started.channel.closed.add_done_callback(self._on_channel_closed)
+        self._greet(started.hello)
+        return True
 
     def _start(self, request: m.Load) -> None:
         command = self._runtime.command(self.kind, os.getpid())
@@ -254,6 +294,7 @@ class WorkerEngine:
             self._given_up = WorkerDied(f"The worker of '{self._model}' {why} and was ended; try again.{said}")
             self._fail_load(self._given_up)
             self._requests.fail_all(self._given_up)
+            self._transfers.fail_all(self._given_up)
             self._process.kill()
 
     def _tell_load(self) -> None:
@@ -299,6 +340,9 @@ class WorkerEngine:
             case m.ContextResized() if self._ready and not self._ending:
                 self._waste()
                 self._pass_context(message)
+            case m.Parked() | m.Restored():
+                if not self._transfers.take(message):
+                    self._waste()
             case m.Beat() | m.Pong() | m.ProbeReport():
                 self._waste()
             case _:
@@ -324,18 +368,32 @@ class WorkerEngine:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: m.Generate | m.Embed) -> None:
-        """Send a request under the number that the next one gets."""
+    def _serving_channel(self) -> Channel:
+        """The channel of a worker that is loaded and stays. Raises Cancelled, EngineFailed, or why the worker died."""
         if self._ending:
             raise self._unloaded()
         if self._exit is not None or self._given_up is not None:
             raise self._death()
         if not self._ready or self._channel is None:
             raise EngineFailed(f"The model '{self._model}' is not loaded.")
+        return self._channel
+
+    def _keeps_conversations(self) -> bool:
+        """Whether the worker has what ParksKv is about. Raises as `_serving_channel`."""
+        self._serving_channel()
+        return self.kind is EngineKind.LLAMA and self._request is not None and not self._request.embeddings
+
+    def _hand_over(self, block: Block) -> int:
+        assert self._process is not None
+        return self._process.hand_over(block)
+
+    def _submit(self, request: m.Generate | m.Embed) -> None:
+        """Send a request under the number that the next one gets."""
+        channel = self._serving_channel()
         if self._requests.is_running(request.id):
             raise ValueError(f"request {request.id} is still running")
         try:
-            self._channel.send(msgspec.structs.replace(request, id=self._requests.next_number))
+            channel.send(msgspec.structs.replace(request, id=self._requests.next_number))
         except FrameError as error:
             raise InvalidRequest(
                 f"The request is too large for the model's worker: {error}. Send less text."
@@ -359,6 +417,7 @@ class WorkerEngine:
             self._ending = True
             self._fail_load(self._unloaded())
             self._requests.fail_all(self._unloaded())
+            self._transfers.fail_all(self._unloaded())
             self._tell(m.Shutdown())
         if self._process is None:
             self._conclude(Exit(True, None))
@@ -415,6 +474,7 @@ class WorkerEngine:
             self._log_last_words()
             self._fail_load(verdict.error)
             self._requests.fail_all(verdict.error)
+            self._transfers.fail_all(verdict.error)
         self._ended.set()
 
     def _log_last_words(self) -> None:

@@ -2,11 +2,14 @@
 
 A block has no path that could be left behind: memfd on Linux, `shm_open` unlinked at once on macOS, an unnamed section
 on Windows (`windows_section`). On POSIX its handle travels over a stream socket of its own, one beside each 16-byte
-header. Decides nothing about what a block holds.
+header; on Windows it is duplicated into the worker. Either way the supervisor calls `BlockSender.hand_over`, names the
+number and the size in an ordinary message, and the worker calls `BlockReceiver.take`. Decides nothing about what a
+block holds.
 """
 
 import array
 import contextlib
+import itertools
 import mmap
 import os
 import secrets
@@ -17,7 +20,7 @@ import sys
 from types import TracebackType
 
 if sys.platform == "win32":
-    from hypnos_engine.ipc.windows_section import Mapping, close_handle, create_handle
+    from hypnos_engine.ipc.windows_section import Mapping, close_handle, create_handle, duplicate_into
 else:
     import _posixshmem  # type: ignore[import-not-found]  # the standard library's own, without a stub
     import fcntl
@@ -103,6 +106,8 @@ if sys.platform != "win32":
 
         def __init__(self, handle: int, size_bytes: int) -> None:
             self._map = mmap.mmap(handle, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            if sys.platform == "linux":  # what people said must not be in an image of a process that crashed
+                self._map.madvise(mmap.MADV_DONTDUMP)
 
         def view(self) -> memoryview:
             """All bytes."""
@@ -148,7 +153,14 @@ if sys.platform != "win32":
         def __init__(self, end: socket.socket) -> None:
             """Take over one end of a connected stream socket pair."""
             self._end = end
+            self._numbers = itertools.count(1)
             end.setblocking(False)
+
+        def hand_over(self, block: Block) -> int:
+            """Give the worker a handle of its own; returns the number that its `take` wants. Errors as of `send`."""
+            number = next(self._numbers)
+            self.send(number, block)
+            return number
 
         def send(self, number: int, block: Block) -> None:
             """Hand `block` over as `number`; the sender's own handle stays open. Never blocks.
@@ -176,6 +188,21 @@ if sys.platform != "win32":
             """Take over one end of a connected stream socket pair."""
             self._end = end
             end.setblocking(True)
+            end.set_inheritable(False)
+
+        def take(self, number: int, size_bytes: int) -> Block:
+            """The block that was handed over as `number`; waits for it. Earlier ones that nobody took are given up.
+
+            Raises BlockError when the stream ends or carries anything else; it is not to be read any further then.
+            """
+            while (received := self.receive()) is not None:
+                came, block = received
+                if came == number and block.size_bytes == size_bytes:
+                    return block
+                block.close()
+                if came >= number:
+                    raise BlockError(f"block {came} came instead of block {number} of {size_bytes} bytes")
+            raise BlockError(f"block {number} was not handed over")
 
         def receive(self) -> tuple[int, Block] | None:
             """Wait for the next block and map it; None at the end of the stream.
@@ -234,3 +261,32 @@ if sys.platform != "win32":
             with contextlib.suppress(OSError):
                 os.set_inheritable(descriptor, False)
         return descriptors.tolist()
+
+
+else:
+
+    class BlockSender:
+        """The supervisor's way to hand blocks to one worker."""
+
+        def __init__(self, pid: int) -> None:
+            self._pid = pid
+
+        def hand_over(self, block: Block) -> int:
+            """Give the worker a handle of its own; returns the number that its `take` wants. Raises BlockError."""
+            try:
+                return duplicate_into(block.handle, self._pid)
+            except OSError as error:
+                raise BlockError(f"a block cannot be handed to the worker: {error}") from error
+
+        def close(self) -> None:
+            """Nothing to give up."""
+
+    class BlockReceiver:
+        """The worker's way to take blocks."""
+
+        def take(self, number: int, size_bytes: int) -> Block:
+            """The block that was handed over as `number`. Raises BlockError."""
+            return Block(number, size_bytes)
+
+        def close(self) -> None:
+            """Nothing to give up."""

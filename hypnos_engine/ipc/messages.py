@@ -46,6 +46,11 @@ class PackedMessages:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self.pieces = tuple(pieces)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the msgpack."""
+        return sum(map(len, self.pieces))
+
 
 def packed(pieces: Iterable[bytes]) -> tuple[ChatMessage, ...]:
     """A conversation that only `framing` and `unpacked` look into; it stands where the messages of a `Generate` do."""
@@ -85,13 +90,21 @@ class Load(Message, frozen=True):
     """off, or ngram: guess tokens from the text so far and check them several at once."""
     gpu_layers: int = 0
     """Layers for the accelerator, counted from the last; -1 = all of them and the output head."""
+    devices: tuple[str, ...] | None = None
+    """Accelerators by the library's names, in the order in which they take layers; none = the processor alone, and no
+    accelerator is opened. None = as the library likes."""
+    device_layers: tuple[int, ...] = ()
+    """Layers for each of several devices; the output head goes to the last of them."""
     load_mode: str = "auto"
     threads: int = 1
     cpu_expert_layers: int = 0
+    """Layers, counted from the last, whose experts stay in host memory and are computed there."""
     embeddings: bool = False
     """Make vectors of texts instead of answering conversations: the worker then takes `Embed` and no `Generate`."""
     step_delay_ms: float = 0.0
     """Fake engine only: pause before each token, so that a demonstration can be watched."""
+    kv_idle_timeout_s: float | None = None
+    """A conversation that is idle for so long gives its cells back and is forgotten; None = never."""
 
 
 class Generate(Message, frozen=True):
@@ -144,6 +157,26 @@ class SetThreads(Message, frozen=True):
     threads: int
 
 
+class ParkKv(Message, frozen=True):
+    """Copy the conversations of idle slots into a block, the most valuable first, as far as it holds them.
+
+    Answered by `Parked`. The block was handed over before this message was sent (`ipc.blocks`).
+    """
+
+    block: int
+    size_bytes: int
+
+
+class RestoreKv(Message, frozen=True):
+    """Take back the conversations that `ParkKv` copied into a block, if they fit this worker; answered by `Restored`.
+
+    What follows it on the channel finds them in their slots.
+    """
+
+    block: int
+    size_bytes: int
+
+
 class Ping(Message, frozen=True):
     """Answered by `Pong` between two steps: proof that the worker's loop still turns."""
 
@@ -154,7 +187,9 @@ class Shutdown(Message, frozen=True):
     """End: running requests get `Failed` with code `cancelled`, then the process exits with status 0."""
 
 
-ToWorker = Load | Generate | Embed | Cancel | ResizeContext | DenyContext | SetThreads | Ping | Shutdown
+ToWorker = (
+    Load | Generate | Embed | Cancel | ResizeContext | DenyContext | SetThreads | ParkKv | RestoreKv | Ping | Shutdown
+)
 
 
 # --- worker -> supervisor -------------------------------------------------------------------------------------------
@@ -320,6 +355,32 @@ class ContextResized(Message, frozen=True):
     memory: MemoryReport
 
 
+class Parked(Message, frozen=True):
+    """What a block holds now. Nothing (0 slots, 0 bytes) where there was nothing to copy or it could not be copied."""
+
+    block: int
+    slots: int
+    tokens: int
+    size_bytes: int
+    """Bytes used, from the beginning of the block."""
+    context_len: int
+    """Cells of the context that the conversations come from."""
+    ms: float
+    problem: str = ""
+    """Why a conversation that should have been copied was not, as the end of a sentence."""
+
+
+class Restored(Message, frozen=True):
+    """What came back out of a block."""
+
+    block: int
+    slots: int
+    tokens: int
+    ms: float
+    problem: str = ""
+    """Why a conversation in the block was dropped, as the end of a sentence."""
+
+
 class Pong(Message, frozen=True):
     nonce: int
 
@@ -333,6 +394,8 @@ class Device(msgspec.Struct, frozen=True):
     """cpu, gpu, igpu or accel."""
     free_bytes: int
     total_bytes: int
+    bus_id: str = ""
+    """PCI address in small letters; empty where the library does not know it."""
 
 
 class ProbeReport(Message, frozen=True):
@@ -359,6 +422,8 @@ FromWorker = (
     | Failed
     | ContextWanted
     | ContextResized
+    | Parked
+    | Restored
     | Pong
     | ProbeReport
 )

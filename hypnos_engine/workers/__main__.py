@@ -3,10 +3,9 @@
 Decides which engine runs; must not import an engine before the supervisor has been greeted.
 """
 
-import argparse
 import os
 import sys
-import traceback
+from typing import NoReturn
 
 from hypnos_engine.domain.kinds import EngineKind
 from hypnos_engine.ipc import messages as m
@@ -14,30 +13,58 @@ from hypnos_engine.workers import process
 from hypnos_engine.workers.channel import Channel
 
 EXIT_FAILED = 1
-_SHORT_NAMES = {"llama": EngineKind.LLAMA, "fake": EngineKind.FAKE}
+EXIT_USAGE = 2
+HOLDER = "holder"
+_KINDS = {name: kind for kind in (EngineKind.LLAMA, EngineKind.FAKE) for name in (kind.value, kind.name.lower())}
+_USAGE = f"""\
+usage: hypnos-worker (--kind KIND | --probe) [--spare] [--parent PID] [--handles-fd N]
+
+Runs one model for a Hypnos supervisor; speaks its protocol on stdin and stdout.
+  --kind KIND      engine to run: {", ".join(_KINDS)}; or {HOLDER}, to keep files in memory
+  --probe          say what the inference library can use and exit
+  --spare          nobody waits for it yet: leave the processor to others while it gets ready
+  --parent PID     process id of whoever started this; it ends with it
+  --handles-fd N   descriptor of the socket that passes blocks
+"""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one worker to its end and return its exit status."""
-    arguments = _parser().parse_args(argv)
+def main(arguments: list[str]) -> NoReturn:
+    """Run one worker to its end, and end the process with it."""
+    try:
+        status = _run(arguments)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = EXIT_FAILED
+    # Threads may be inside native calls, and native libraries do not all survive the interpreter's teardown.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    asked = _Asked()
+    problem = asked.read(arguments)
+    if problem or arguments == ["--help"]:
+        sys.stderr.write(f"{_USAGE}{problem}")
+        return EXIT_USAGE if problem else 0
     process.leave_no_core()
-    if arguments.render:
-        from hypnos_engine.workers.llama import template_program
-
-        template_program.main(arguments.parent)
-        return 0
     process.leave_interrupts_to_parent()
     read_fd, write_fd = process.take_over_channel()
-    process.end_with_parent(arguments.parent)
-    if arguments.probe:
+    process.end_with_parent(asked.parent)
+    if asked.holder:
+        from hypnos_engine.workers.holder import keeper
+
+        return keeper.run(read_fd, write_fd)
+    if asked.kind is None:
         from hypnos_engine.workers.llama.probe import report
 
         Channel[m.ToWorker](read_fd, write_fd).send(report())
         return 0
-    return _serve(arguments.kind, read_fd, write_fd)
+    return _serve(asked.kind, read_fd, write_fd, asked)
 
 
-def _serve(kind: EngineKind, read_fd: int, write_fd: int) -> int:
+def _serve(kind: EngineKind, read_fd: int, write_fd: int, asked: "_Asked") -> int:
     if kind is EngineKind.FAKE:
         from hypnos_engine.workers import fake
 
@@ -49,47 +76,49 @@ def _serve(kind: EngineKind, read_fd: int, write_fd: int) -> int:
     from hypnos_engine.workers.llama import start
 
     channel = start.open_channel(read_fd, write_fd)
+    channel.handles_fd = asked.handles_fd
     channel.send(m.Hello(m.PROTOCOL_VERSION, kind, os.getpid()))
     channel.start_reading()
-    return start.run(channel)
+    return start.run(channel, spare=asked.spare)
 
 
-def _kind(name: str) -> EngineKind:
-    kind = _SHORT_NAMES.get(name)
-    if kind is None and name in _SHORT_NAMES.values():
-        kind = EngineKind(name)
-    if kind is None:
-        known = ", ".join([*_SHORT_NAMES, *_SHORT_NAMES.values()])
-        raise argparse.ArgumentTypeError(f"no engine '{name}' in this program; it has {known}")
-    return kind
+class _Asked:
+    """The command line. Read by hand: the library for it takes longer to import than the supervisor is kept waiting."""
 
+    kind: EngineKind | None = None
+    """None for the probe and the holder."""
+    holder = False
+    spare = False
+    parent: int | None = None
+    handles_fd: int | None = None
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hypnos-worker",
-        description="Runs one model for a Hypnos supervisor; speaks its protocol on stdin and stdout.",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--kind", type=_kind, help="engine to run")
-    what.add_argument("--probe", action="store_true", help="print what the inference library can use and exit")
-    what.add_argument("--render", action="store_true", help="render a worker's chat template; started by the worker")
-    parser.add_argument("--parent", type=int, help="process id of whoever started this; it ends with it")
-    parser.add_argument("--handles-fd", type=int, help="descriptor of the socket that passes blocks")
-    return parser
-
-
-def _end(status: int) -> None:
-    # Threads may be inside native calls, and native libraries do not all survive the interpreter's teardown.
-    sys.stderr.flush()
-    os._exit(status)
+    def read(self, arguments: list[str]) -> str:
+        """Take the arguments in; return what is wrong with them, a sentence with its line's end, or nothing."""
+        what = 0
+        rest = iter(arguments)
+        for name in rest:
+            value = "" if name in ("--probe", "--spare", "--help") else next(rest, None)
+            match name:
+                case "--spare":
+                    self.spare = True
+                case "--probe" | "--help":
+                    what += 1
+                case "--kind" if value in _KINDS:
+                    what, self.kind = what + 1, _KINDS[value]
+                case "--kind" if value == HOLDER:
+                    what, self.holder = what + 1, True
+                case "--kind" if value is not None:
+                    return f"There is no engine '{value}' in this program.\n"
+                case "--parent" if value is not None and value.isdecimal():
+                    self.parent = int(value)
+                case "--handles-fd" if value is not None and value.isdecimal():
+                    self.handles_fd = int(value)
+                case "--kind" | "--parent" | "--handles-fd":
+                    return f"The argument {name} needs {'an engine' if name == '--kind' else 'a number'} after it.\n"
+                case _:
+                    return f"The argument '{name}' is not known.\n"
+        return "" if what == 1 else "One of --kind and --probe is needed, and no two of them.\n"
 
 
 if __name__ == "__main__":
-    try:
-        _status = main()
-    except SystemExit:
-        raise
-    except BaseException:
-        traceback.print_exc()
-        _status = EXIT_FAILED
-    _end(_status)
+    main(sys.argv[1:])

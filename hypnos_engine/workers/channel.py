@@ -12,7 +12,7 @@ import time
 from typing import Generic, NoReturn, TypeVar
 
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.ipc.framing import FrameError, encode, to_worker_decoder
+from hypnos_engine.ipc.framing import FrameDecoder, FrameError, encode, to_worker_decoder
 from hypnos_engine.workers.process import EXIT_ORPHANED
 
 EXIT_CHANNEL_BROKEN = 4
@@ -28,10 +28,14 @@ T = TypeVar("T")
 class Channel(Generic[T]):
     """Messages to and from the supervisor. `inbox` also takes what the worker's own threads post to its main loop."""
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, decoder: FrameDecoder[T] | None = None) -> None:
+        """Both descriptors belong to the channel. `decoder` is for programs that are told other things than workers."""
         self.inbox: queue.SimpleQueue[m.ToWorker | T] = queue.SimpleQueue()
         self.shutdown_seen = False
         """True as soon as a Shutdown has arrived, also while the main thread is inside a native call."""
+        self.handles_fd: int | None = None
+        """Descriptor of the socket over which blocks come, where there is one (`ipc.blocks`)."""
+        self._decoder: FrameDecoder[T] | FrameDecoder[m.ToWorker] = decoder or to_worker_decoder()
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._writing = threading.Lock()
@@ -71,10 +75,9 @@ class Channel(Generic[T]):
         return self.inbox.get()
 
     def _read(self) -> None:
-        decoder = to_worker_decoder()
         try:
             while chunk := os.read(self._read_fd, _CHUNK_BYTES):
-                for message in decoder.feed(chunk):
+                for message in self._decoder.feed(chunk):
                     if isinstance(message, m.Shutdown):
                         self.shutdown_seen = True
                     self.inbox.put(message)

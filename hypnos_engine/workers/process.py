@@ -12,6 +12,8 @@ EXIT_ORPHANED = 3
 """Exit status of a worker whose supervisor is gone."""
 
 _PR_SET_PDEATHSIG = 1
+_LOW_PRIORITY = 10
+"""A tenth of an ordinary thread's share."""
 
 
 def take_over_channel() -> tuple[int, int]:
@@ -62,6 +64,13 @@ def leave_no_core() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
+def yield_to_others() -> None:
+    """Let this thread, not its process, have the processor when others want little of it; where threads can be told."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
 def leave_interrupts_to_parent() -> None:

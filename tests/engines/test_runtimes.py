@@ -16,6 +16,7 @@ from hypnos_engine.engines.runtimes import (
     environment_of,
     worker_environment,
 )
+from hypnos_engine.ipc.programs import Program
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,6 @@ def test_libraries_are_offline_and_quiet_whatever_the_parent_says() -> None:
         "GOMP_SPINCOUNT": "300",
         "GGML_NO_BACKTRACE": "1",
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "2",
-        "OPENBLAS_NUM_THREADS": "2",
-        "MKL_NUM_THREADS": "2",
     }
     assert expected.items() <= environment.items()
     assert parent["OMP_NUM_THREADS"] == "64"
@@ -93,6 +91,17 @@ def test_libraries_are_offline_and_quiet_whatever_the_parent_says() -> None:
 def test_only_engines_that_use_the_gpu_see_it(kind: EngineKind) -> None:
     environment = worker_environment({"CUDA_VISIBLE_DEVICES": "1"}, kind, 1)
     assert environment["CUDA_VISIBLE_DEVICES"] == ("1" if kind in USES_GPU else "")
+
+
+def test_threads_that_libraries_start_of_themselves_are_capped() -> None:
+    caps = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    assert caps.items() <= worker_environment({"OMP_NUM_THREADS": "64"}, EngineKind.ONNX, 2).items()
+
+
+def test_an_engine_that_is_told_its_threads_starts_none_of_its_own_accord() -> None:
+    environment = worker_environment({"VECLIB_MAXIMUM_THREADS": "1"}, EngineKind.LLAMA, 8)
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
+    assert "VECLIB_MAXIMUM_THREADS" not in environment  # it would hold the engine's own wish down
 
 
 def test_a_thread_cap_is_at_least_one() -> None:
@@ -107,15 +116,17 @@ def test_a_runtime_adds_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert "HYPNOS_API_KEYS" not in environment
 
 
-def test_the_default_runtime_is_this_interpreter_without_the_current_folder() -> None:
+def test_the_default_runtime_is_this_interpreter() -> None:
     command = default_runtime().command(EngineKind.LLAMA, 123)
-    expected = [sys.executable, "-P", "-m", "hypnos_engine.workers", "--kind", "ggml_llama", "--parent", "123"]
-    assert command == expected
+    assert command[0] == sys.executable
+    assert command[-5:] == [Program.WORKER.value, "--kind", "ggml_llama", "--parent", "123"]
 
 
-def test_a_packaged_program_starts_its_second_executable() -> None:
-    runtime = bundle_runtime(Path("bundle"))
-    assert runtime.argv == (str(Path("bundle", "hypnos-worker.exe" if sys.platform == "win32" else "hypnos-worker")),)
+def test_a_packaged_program_starts_its_second_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "hypnos-worker.exe" if sys.platform == "win32" else "hypnos-worker"
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert default_runtime().argv == (str(Path(sys.executable).parent / name),)
+    assert bundle_runtime(Path("bundle")).argv == (str(Path("bundle", name)),)
 
 
 def test_the_registry_makes_what_the_runtimes_can_run() -> None:

@@ -210,3 +210,33 @@ def test_a_worker_that_is_gone_or_takes_nothing_is_an_error(pair: tuple[socket.s
         pair[1].close()
         with pytest.raises(BlockError, match="cannot be handed"):
             sender.send(1, block)
+
+
+def test_a_block_is_taken_by_the_number_under_which_it_was_handed_over(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    sender, receiver = BlockSender(pair[0]), BlockReceiver(pair[1])
+    with Block.create(100) as forgotten, Block.create(200) as wanted:
+        sender.hand_over(forgotten)
+        number = sender.hand_over(wanted)
+        with receiver.take(number, 200) as theirs, theirs.view as view:
+            view[0] = 7
+        with wanted.view as view:
+            assert view[0] == 7
+
+
+@pytest.mark.parametrize(("later", "size"), [(0, 101), (-1, 100)])
+def test_another_block_than_the_one_that_is_taken_is_refused(
+    later: int, size: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    sender, receiver = BlockSender(pair[0]), BlockReceiver(pair[1])
+    with Block.create(100) as block:
+        number = sender.hand_over(block)
+        with pytest.raises(BlockError, match="instead of block"):
+            receiver.take(number + later, size)
+
+
+def test_a_block_that_never_comes_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[0].close()
+    with pytest.raises(BlockError, match="was not handed over"):
+        BlockReceiver(pair[1]).take(1, 100)

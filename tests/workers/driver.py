@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.ipc.blocks import Block, BlockSender
 from hypnos_engine.ipc.framing import encode, from_worker_decoder
 
 ROOT = Path(__file__).parents[2]
@@ -71,20 +72,27 @@ class Worker:
         argv: Iterable[str] = WORKER,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        blocks: bool = False,
     ) -> None:
+        """With `blocks` the worker can be handed some, by `hand_over`."""
         self.journal: list[m.FromWorker] = []
         self._replies: dict[int, Reply] = {}
         self._decoder = from_worker_decoder()
         self._stderr: list[bytes] = []
         self._reading, self._writing, theirs = _pipes() if pipes else _socket()
+        ours, handles = socket.socketpair()
+        self._blocks = BlockSender(ours)
+        passed = ("--handles-fd", str(handles.fileno())) if blocks else ()
         self.process = subprocess.Popen(
-            [*argv, "--kind", kind, "--parent", str(os.getpid())],
+            [*argv, "--kind", kind, "--parent", str(os.getpid()), *passed],
             stdin=theirs[0],
             stdout=theirs[-1],
             stderr=subprocess.PIPE,
             env=dict(env or environment()),
             cwd=cwd,
+            pass_fds=(handles.fileno(),) if blocks else (),
         )
+        handles.close()
         for descriptor in theirs:
             os.close(descriptor)
         self._drain = threading.Thread(target=self._read_stderr, daemon=True)
@@ -102,6 +110,7 @@ class Worker:
         for descriptor in {self._reading, self._writing} - {-1}:
             os.close(descriptor)
         self._reading = self._writing = -1
+        self._blocks.close()
 
     def exit_status(self) -> int:
         """Wait until the process has ended; it is killed, and the test fails, when it does not."""
@@ -113,6 +122,10 @@ class Worker:
             self._drain.join()
             if self.process.stderr is not None:
                 self.process.stderr.close()
+
+    def hand_over(self, block: Block) -> int:
+        """Give the process a handle of a block; returns the block's number."""
+        return self._blocks.hand_over(block)
 
     def limit_memory(self, further_bytes: int) -> None:
         """Let the process map only so many more bytes than it has mapped already."""

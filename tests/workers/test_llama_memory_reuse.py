@@ -1,39 +1,24 @@
 """Answers that go on from what is cached are those of a fresh worker, for every kind of memory; and some is cached."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from itertools import count
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from llama_cpp import _utils
-from numpy.typing import NDArray
 
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.workers.llama import model as weights
 from hypnos_engine.workers.llama import native
-from hypnos_engine.workers.llama.context import Context, ContextShape, Outcome
-from hypnos_engine.workers.llama.prompt import Limits, PromptWriter
-from hypnos_engine.workers.llama.vocabulary import Vocabulary
+from tests.workers.decisive import DRAWN_DECISIVELY, LONG, Texts, conversation, drawn
 from tests.workers.driver import Reply, Worker, chat
 from tests.workers.memory_kinds import KINDS, KV_TYPE, STATEFUL, UNCUTTABLE, WINDOWED, write_all
 
-LONG = " ".join(f"Sentence {number} of the text is here." for number in range(36))
-"""A thousand tokens: the cells of the sliding windows are used twice."""
-SHORT = LONG[:400]
-DRAWN, DRAWN_DECISIVELY = 24, 3
-"""Tokens of an answer; fewer where each has to be beyond doubt."""
-DECISIVE = 0.06
-"""The two likeliest tokens are twice as far apart as rounding can move both (see `test_llama_memory_states`)."""
 TAIL = 64
 """Tokens at the end of a prompt that a next turn may have to compute again."""
 
 EVERYDAY = ("full", "sliding_window", "hybrid", "recurrent")
 """One of each sort; the other kinds go through the longer tests in CI alone."""
 SOME_SLOW = [kind if kind in EVERYDAY else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-
-Texts = tuple[str, ...]
 
 
 @pytest.fixture(scope="module")
@@ -42,71 +27,6 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
     yield write_all(tmp_path_factory.mktemp("kinds"))
     _utils.outnull_file.close()  # the binding leaves them to the collector, which complains
     _utils.errnull_file.close()
-
-
-class _Conversation:
-    """Turns about a long text, the fifth with another one.
-
-    Where rounding cannot be ruled out, the questions are such that it cannot change the answers.
-    """
-
-    def __init__(self, path: Path, *, careful: bool) -> None:
-        model = weights.load(m.Load("tiny", str(path)), lambda _: True)
-        self._context = Context(model, ContextShape(4096, 2, KV_TYPE, 1))
-        self._writer = PromptWriter(Vocabulary(model.vocab), model.chat_template, Limits("tiny", model.context_train))
-        self._careful = careful
-        text = LONG if self._careful else SHORT
-        first = self._decisive(lambda number: (f"{text} Part {number}?",))
-        second = self._decisive(lambda number: (*first, "An answer.", f"And what else, {number}?"))
-        edited = self._decisive(lambda number: (*first, "An answer.", f"Is it {number}?"))
-        third = self._decisive(lambda number: (*edited, "Well.", f"{text} Say {number}."))
-        back = self._decisive(lambda number: (*edited, "Well.", f"Or {number}?"))
-        self.turns: tuple[Texts, ...] = (first, second, second, edited, third, back)
-        self._context.free()
-        model.free()
-
-    def _decisive(self, write: Callable[[int], Texts]) -> Texts:
-        if not self._careful:
-            return write(0)
-        one, other = (self._writer.tokens(chat(1, *write(number))) for number in (0, 1))
-        shared = next(index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        self._context.clear()
-        self._read(one[:shared], 0)
-        beginning = self._context.save(0)
-        assert beginning is not None
-        for number in count():
-            self._context.clear()
-            assert self._context.restore(0, beginning, shared)
-            if self._is_decisive(self._writer.tokens(chat(1, *write(number))), shared):
-                return write(number)
-        raise AssertionError
-
-    def _is_decisive(self, tokens: list[int], position: int) -> bool:
-        for _ in range(DRAWN_DECISIVELY):
-            logits = self._read(tokens[position:], position)
-            second, first = np.sort(logits)[-2:]
-            if first - second < DECISIVE:
-                return False
-            position = len(tokens)
-            tokens.append(int(logits.argmax()))
-        return True
-
-    def _read(self, tokens: list[int], position: int) -> NDArray[np.float32]:
-        row = -1
-        for start in range(0, len(tokens), 256):
-            self._context.batch.clear()
-            row = self._context.batch.add(0, tokens[start : start + 256], position + start, want_logits=True)
-            assert self._context.decode() is Outcome.DONE
-        return self._context.logits(row)
-
-
-def _drawn(kind: str) -> int:
-    return DRAWN_DECISIVELY if kind in WINDOWED else DRAWN
-
-
-@cache
-def _conversation(path: Path, kind: str, *, careful: bool = False) -> tuple[Texts, ...]:
-    return _Conversation(path, careful=careful or kind in WINDOWED).turns
 
 
 def _worker(path: Path, **options: object) -> Worker:
@@ -136,11 +56,11 @@ def _fresh(path: Path, turns: tuple[Texts, ...], **options: object) -> dict[Text
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversation_goes_on_from_what_is_cached(kinds: Mapping[str, Path], kind: str) -> None:
-    turns = _conversation(kinds[kind], kind)
-    fresh = _fresh(kinds[kind], turns, max_tokens=_drawn(kind))
+    turns = conversation(kinds[kind], kind)
+    fresh = _fresh(kinds[kind], turns, max_tokens=drawn(kind))
     assert len(set(fresh.values())) > 1
     with _worker(kinds[kind]) as worker:
-        replies = [worker.ask(chat(1, *texts, max_tokens=_drawn(kind), scope="warm")) for texts in turns]
+        replies = [worker.ask(chat(1, *texts, max_tokens=drawn(kind), scope="warm")) for texts in turns]
         assert [reply.text for reply in replies] == [fresh[texts] for texts in turns]
         lengths = [reply.end.prompt_tokens for reply in replies]
         cached = [_cached(reply) for reply in replies]
@@ -151,17 +71,17 @@ def test_a_conversation_goes_on_from_what_is_cached(kinds: Mapping[str, Path], k
             assert lengths[before] - TAIL <= cached[number] < lengths[number], (number, cached, lengths)
         # Nothing of it is for another key, before and after that key has used the slots.
         for other in range(2):
-            reply = worker.ask(chat(1, *turns[4], max_tokens=_drawn(kind), scope=f"other {other}"))
+            reply = worker.ask(chat(1, *turns[4], max_tokens=drawn(kind), scope=f"other {other}"))
             assert (_cached(reply), reply.text) == (0, fresh[turns[4]])
 
 
 @pytest.mark.parametrize("kind", SOME_SLOW)
 def test_a_prompt_that_goes_on_exactly_needs_no_checkpoint(kinds: Mapping[str, Path], kind: str) -> None:
-    first, second = _conversation(kinds[kind], kind)[:2]
-    fresh = _fresh(kinds[kind], (second,), max_tokens=_drawn(kind))
+    first, second = conversation(kinds[kind], kind)[:2]
+    fresh = _fresh(kinds[kind], (second,), max_tokens=drawn(kind))
     with _worker(kinds[kind]) as worker:
         before = worker.ask(chat(1, *first, max_tokens=1))  # the one token is drawn and not computed
-        reply = worker.ask(chat(1, *second, max_tokens=_drawn(kind)))
+        reply = worker.ask(chat(1, *second, max_tokens=drawn(kind)))
         assert _cached(reply) == before.end.prompt_tokens
         assert reply.text == fresh[second]
 
@@ -172,7 +92,7 @@ def test_conversations_beside_each_other(kinds: Mapping[str, Path], kind: str) -
 
     Cells that one left are filled by the other: they lie in another order, and sums have another one.
     """
-    turns = _conversation(kinds[kind], kind, careful=True)
+    turns = conversation(kinds[kind], kind, careful=True)
     fresh = _fresh(kinds[kind], turns, max_tokens=DRAWN_DECISIVELY)
     with _worker(kinds[kind]) as worker:
         for texts in (turns[0], turns[1], turns[4]):
@@ -232,14 +152,14 @@ def test_a_seed_gives_the_same_text_in_half_precision_too(tiny: Mapping[str, Pat
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_a_prompt_that_was_stopped_half_way_is_not_taken_for_whole(kinds: Mapping[str, Path], kind: str) -> None:
-    first, second = _conversation(kinds[kind], kind)[:2]
-    fresh = _fresh(kinds[kind], (first, second), max_tokens=_drawn(kind))
+    first, second = conversation(kinds[kind], kind)[:2]
+    fresh = _fresh(kinds[kind], (first, second), max_tokens=drawn(kind))
     with _worker(kinds[kind]) as worker:
         for texts in (first, second, first, second):
-            worker.start(chat(1, *texts, max_tokens=_drawn(kind)))
+            worker.start(chat(1, *texts, max_tokens=drawn(kind)))
             worker.until(lambda: worker.reply(1).accepted is not None)
             worker.cancel(1)
-            assert worker.ask(chat(2, *texts, max_tokens=_drawn(kind))).text == fresh[texts]
+            assert worker.ask(chat(2, *texts, max_tokens=drawn(kind))).text == fresh[texts]
 
 
 def test_the_kinds_that_cannot_be_cut_are_these(kinds: Mapping[str, Path]) -> None:

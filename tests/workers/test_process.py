@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.ipc.framing import encode, from_worker_decoder
+from hypnos_engine.workers.__main__ import EXIT_USAGE
+from hypnos_engine.workers.beside import Beside
 from hypnos_engine.workers.channel import EXIT_CHANNEL_BROKEN
-from hypnos_engine.workers.process import EXIT_ORPHANED
+from hypnos_engine.workers.process import EXIT_ORPHANED, yield_to_others
 from tests.workers.driver import ROOT, WITHIN_S, WORKER, Worker, chat, environment
 
 KINDS = {"fake": "fake", "llama": "ggml_llama", "ggml_llama": "ggml_llama"}
@@ -250,3 +253,25 @@ def test_no_process_keeps_a_descriptor_of_the_channel(tmp_path: Path) -> None:
         targets = {entry.name: str(entry.readlink()) for entry in descriptors.iterdir()} if descriptors.exists() else {}
         assert targets.get("0", os.devnull) == os.devnull
         assert targets.get("1") == targets.get("2")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives threads priorities of their own")
+def test_only_the_thread_that_asks_leaves_the_processor_to_others() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def asks() -> int:
+        yield_to_others()
+        return priority()
+
+    before = priority()
+    assert Beside(asks, "asks").result() > before
+    assert priority() == before
+
+
+def test_a_command_line_that_makes_no_sense_is_explained() -> None:
+    for arguments in ((), ("--kind",), ("--kind", "parrot"), ("--probe", "--kind", "fake"), ("--parent", "x"), ("-k",)):
+        done = subprocess.run([*WORKER, *arguments], capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == EXIT_USAGE
+        assert done.stderr.startswith("usage: hypnos-worker")
+        assert done.stderr.endswith(".\n")

@@ -16,10 +16,12 @@ import psutil
 import pytest
 
 from hypnos_engine.domain.errors import InvalidRequest
+from hypnos_engine.ipc import programs
+from hypnos_engine.ipc.programs import Program
 from hypnos_engine.testing import tiny_gguf
 from hypnos_engine.workers.llama.template_process import LONGEST_SOURCE_BYTES, TemplateProcess
 from hypnos_engine.workers.llama.template_program import Answer, read_frame, write_frame
-from tests.workers.driver import ROOT, WITHIN_S, WORKER, Worker, chat, environment
+from tests.workers.driver import ROOT, WITHIN_S, Worker, chat, environment
 from tests.workers.hostile_templates import HOSTILE
 
 USER = ({"role": "user", "content": "Hello"},)
@@ -224,9 +226,8 @@ def _anonymous_bytes(worker: Worker) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
-def test_the_worker_program_itself_renders_when_told_to() -> None:
-    """As in a bundle, which has no other interpreter."""
-    argv = [*WORKER, "--render", "--parent", str(os.getpid())]
+def test_the_program_ends_with_its_input() -> None:
+    argv = programs.command(Program.RENDERER, str(os.getpid()))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -53,6 +53,10 @@ class Shelf:
         """Lengths at which the slot has a checkpoint, ascending."""
         return [checkpoint.length for checkpoint in self._kept.get(slot, ())]
 
+    def of(self, slot: int) -> tuple[Checkpoint, ...]:
+        """The slot's checkpoints, by ascending length."""
+        return tuple(self._kept.get(slot, ()))
+
     def best(self, slot: int, at_most: int) -> Checkpoint | None:
         """The slot's longest checkpoint of no more than so many tokens."""
         found = bisect_right(self.lengths(slot), at_most)

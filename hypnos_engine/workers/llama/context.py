@@ -129,6 +129,8 @@ class Context:
         native.log.mark()
         self._pointer: native.Pointer = lib.llama_init_from_model(model.pointer, params)
         self.buffers = native.log.buffers()
+        self.flash_attention = native.log.flash_attention()
+        """It decides how values lie in the cache, and in a saved state."""
         if not self._pointer:
             raise LoadFailed(
                 f"A context of {shape.cells} tokens ({shape.kv_type}) for '{model.path}' cannot be made: "
@@ -218,10 +220,12 @@ class Context:
     def save(self, sequence: int) -> State | None:
         """Copy a sequence's state; None when the library cannot, or there is no memory for it."""
         state = _room(self.state_bytes(sequence))
-        if state is None:
-            return None
-        copied = lib.llama_state_seq_get_data(self._pointer, _bytes(state), state.nbytes, sequence)
-        return state if copied == state.nbytes else None
+        return state if state is not None and self.save_into(sequence, state) else None
+
+    def save_into(self, sequence: int, room: State) -> bool:
+        """Copy a sequence's state to where `room` lies, of exactly `state_bytes`; False when the library cannot."""
+        copied = lib.llama_state_seq_get_data(self._pointer, _bytes(room), room.nbytes, sequence)
+        return bool(copied == room.nbytes)
 
     def state_bytes(self, sequence: int) -> int:
         """Size of what `save` would copy."""

@@ -19,6 +19,7 @@ from hypnos_engine.workers.llama.context import Context, NoNumbers, Outcome
 from hypnos_engine.workers.llama.drafter import Drafter, check
 from hypnos_engine.workers.llama.job import Job, Wish
 from hypnos_engine.workers.llama.output import Output
+from hypnos_engine.workers.llama.parking import Parking
 from hypnos_engine.workers.llama.preparing import Preparation, Prepared
 from hypnos_engine.workers.llama.report import MemoryMeter
 from hypnos_engine.workers.llama.slots import Slot, SlotTable
@@ -43,6 +44,7 @@ class TextEngine:
         preparation: Preparation,
         meter: MemoryMeter,
         pace: steps.Pace,
+        parking: Parking,
         drafter: Drafter | None = None,
     ) -> None:
         self._channel = channel
@@ -51,6 +53,7 @@ class TextEngine:
         self._preparation = preparation
         self._meter = meter
         self._pace = pace
+        self._parking = parking
         self._drafter = drafter
         self._jobs: dict[int, Job] = {}
         """Unfinished requests by number."""
@@ -74,6 +77,7 @@ class TextEngine:
         """Serve; return the exit status of the process."""
         while not self._ending:
             try:
+                self._table.clear_idle()
                 self._admit()  # before waiting: a step may have made room for what waits
                 self._receive()
                 self._admit()
@@ -93,13 +97,26 @@ class TextEngine:
     def _receive(self) -> None:
         """Take every message that is there; wait for one when nothing runs."""
         if not self._table.active:
-            self._handle(self._channel.next_message(busy=bool(self._jobs)))
+            message = self._wait()
+            if message is None:
+                return
+            self._handle(message)
         while not self._ending:
             try:
                 message = self._channel.inbox.get_nowait()
             except queue.Empty:
                 return
             self._handle(message)
+
+    def _wait(self) -> m.ToWorker | Prepared | None:
+        """The next message; None when a conversation has been idle for too long before one came."""
+        due_s = self._table.next_idle_s()
+        if due_s is None or self._jobs:
+            return self._channel.next_message(busy=bool(self._jobs))
+        try:
+            return self._channel.inbox.get(timeout=max(0.0, due_s - time.monotonic()))
+        except queue.Empty:
+            return None
 
     def _handle(self, message: m.ToWorker | Prepared) -> None:
         match message:
@@ -120,6 +137,11 @@ class TextEngine:
                 self._context.set_threads(message.threads)
                 if self._drafter is not None:
                     self._drafter.set_threads(message.threads)
+            case m.ParkKv():
+                self._table.clear_idle()
+                self._channel.send(self._parking.park(message, self._table))
+            case m.RestoreKv():
+                self._channel.send(self._parking.restore(message, self._table))
             case m.Ping():
                 self._channel.send(m.Pong(message.nonce))
             case m.Shutdown():

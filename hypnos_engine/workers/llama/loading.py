@@ -6,41 +6,52 @@ from hypnos_engine.domain.drafting import output_rows
 from hypnos_engine.domain.errors import Cancelled, LoadFailed
 from hypnos_engine.domain.kinds import Drafts
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.workers.beside import SMALL_STACK_BYTES, Beside
 from hypnos_engine.workers.channel import Channel
 from hypnos_engine.workers.llama import binding, native, steps
 from hypnos_engine.workers.llama import model as weights
 from hypnos_engine.workers.llama.context import MOST_BATCH, Context, ContextShape, Outcome
 from hypnos_engine.workers.llama.drafter import Drafter
 from hypnos_engine.workers.llama.engine import TextEngine
+from hypnos_engine.workers.llama.parking import Parking
+from hypnos_engine.workers.llama.parking_identity import Files
 from hypnos_engine.workers.llama.preparing import Preparation, Prepared
 from hypnos_engine.workers.llama.prompt import Limits, PromptWriter
 from hypnos_engine.workers.llama.report import MemoryMeter
 from hypnos_engine.workers.llama.slots import CPU_BLOCK, SlotTable
+from hypnos_engine.workers.llama.template_process import Renderer
 from hypnos_engine.workers.llama.vocabulary import Vocabulary
 
 _LOGIT_BYTES = 4
 
 
-def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
-    """Load, say so, and return the engine. Raises LoadFailed, or Cancelled when a Shutdown came meanwhile."""
+def bring_up(channel: Channel[Prepared], request: m.Load, renderer: Renderer | None = None) -> TextEngine:
+    """Load, say so, and return the engine; `renderer` is one that was started ahead.
+
+    Raises LoadFailed, or Cancelled when a Shutdown came meanwhile.
+    """
     started_s = time.monotonic()
 
     def report(fraction: float) -> bool:
         channel.send(m.LoadProgress("weights", min(1.0, max(0.0, fraction))))
         return not channel.shutdown_seen
 
+    files = Files.of(request)
     model = weights.load(request, report)
     weights_s = time.monotonic() - started_s
     gpu_layers = native.log.offloaded_layers()
-    vocabulary = Vocabulary(model.vocab)
+    placed = native.log.buffers()
+    # The library clears a whole cache meanwhile.
+    reading = Beside(lambda: Vocabulary(model.vocab), "vocabulary", SMALL_STACK_BYTES)
     drafts = Drafts.OFF if model.recurrent else Drafts(request.draft)
     rows = output_rows(request.slots, drafts)
-    guessed_bytes = (rows - output_rows(request.slots, Drafts.OFF)) * vocabulary.size * _LOGIT_BYTES
-    meter = MemoryMeter(model.weights_bytes, native.log.buffers(), model.experts, guessed_bytes)
     channel.send(m.LoadProgress("context", 0.0))
     context_started_s = time.monotonic()
     context = Context(model, ContextShape(request.context_len, request.slots, request.kv_type, request.threads, rows))
     context_s = time.monotonic() - context_started_s
+    vocabulary = reading.result()
+    guessed_bytes = (rows - output_rows(request.slots, Drafts.OFF)) * vocabulary.size * _LOGIT_BYTES
+    meter = MemoryMeter(model.weights_bytes, placed, model.experts, guessed_bytes)
     channel.send(m.LoadProgress("context", 1.0), m.LoadProgress("warmup", 0.0))
     token_s = _warm_up(request, context, vocabulary)
     drafter = Drafter(vocabulary.ends, request.threads) if drafts is not Drafts.OFF and _can_be_cut(context) else None
@@ -54,16 +65,17 @@ def bring_up(channel: Channel[Prepared], request: m.Load) -> TextEngine:
         context_ms=context_s * 1e3,
         total_ms=(time.monotonic() - started_s) * 1e3,
     )
-    writer = PromptWriter(vocabulary, model.chat_template, Limits(request.model, model.context_train))
+    writer = PromptWriter(vocabulary, model.chat_template, Limits(request.model, model.context_train), renderer)
     # An accelerator may choose its kernels by the size of a batch; there, only whole batches repeat bit by bit.
     block = min(MOST_BATCH, context.batch.capacity) if gpu_layers else CPU_BLOCK
     engine = TextEngine(
         channel,
-        SlotTable(context, block, vocabulary.control),
+        SlotTable(context, block, vocabulary.control, request.kv_idle_timeout_s),
         vocabulary,
         Preparation(writer, channel),
         meter,
         steps.Pace(token_s),
+        Parking(files, channel.handles_fd),
         drafter,
     )
     channel.send(

@@ -2,9 +2,8 @@
 
 import contextlib
 import ctypes
-import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import llama_cpp.llama_cpp as lib
 
 from hypnos_engine.domain.errors import Cancelled, LoadFailed
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.workers.llama import native
+from hypnos_engine.workers.llama import devices, native
+from hypnos_engine.workers.llama import experts as overrides_of
 
 _LOAD_MODES = {"auto": -1, "read": 0, "mmap": 1}
 _PROGRESS_EVERY_S = 0.1
@@ -32,10 +32,6 @@ class Moved:
 
 
 NONE_MOVED = Moved(0, 0)
-
-
-class _BufferOverride(ctypes.Structure):
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 class Model:
@@ -78,20 +74,21 @@ def load(request: m.Load, report: ProgressReport) -> Model:
     params = lib.llama_model_default_params()
     params.load_mode = _LOAD_MODES.get(request.load_mode, -1)
     params.n_gpu_layers = request.gpu_layers if lib.llama_supports_gpu_offload() else 0
-    overrides = _experts_to_cpu(request.cpu_expert_layers)
+    chosen = devices.choose(request, params)
+    overrides = overrides_of.to_cpu(request.cpu_expert_layers, request.weights_path)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p).value
     progress = _Progress(report)
     params.progress_callback = progress.callback
     native.log.mark()
     pointer = lib.llama_model_load_from_file(request.weights_path.encode(), params)
-    del overrides  # the library reads it until here
+    del chosen, overrides  # the library reads them until here
     if not pointer:
         if progress.given_up:
             raise Cancelled("The load was given up.")
         raise refusal(request, native.log.reason("llama.cpp does not say why"))
     moved = native.log.overridden_tensors()
-    model = Model(pointer, request.weights_path, Moved(len(moved), _size_of(moved, request.weights_path)))
+    model = Model(pointer, request.weights_path, Moved(len(moved), overrides_of.size_of(moved, request.weights_path)))
     try:
         _check_usable(request, model)
     except LoadFailed:
@@ -141,54 +138,3 @@ def _check_usable(request: m.Load, model: Model) -> None:
         raise refusal(request, f"a model of the architecture '{model.architecture}' does not generate text by itself")
     if lib.llama_model_is_diffusion(model.pointer):
         raise refusal(request, f"the architecture '{model.architecture}' (diffusion) is not supported")
-
-
-def _experts_to_cpu(layers: int) -> Any:
-    """Keep the expert tensors of the first `layers` blocks in host memory; None for none."""
-    if layers <= 0:
-        return None
-    from llama_cpp._ggml import libggml
-
-    libggml.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-    cpu = libggml.ggml_backend_cpu_buffer_type()
-    patterns = [rb"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps" % layer for layer in range(layers)]
-    rows = [_BufferOverride(pattern, cpu) for pattern in patterns]
-    return (_BufferOverride * (len(rows) + 1))(*rows, _BufferOverride(None, None))
-
-
-class _HeaderParams(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
-
-
-def _size_of(names: Collection[str], path: str) -> int:
-    """Bytes of the named tensors of a model, by the headers of its files; the log gives whole MiB only."""
-    if not names:
-        return 0
-    from llama_cpp._ggml import libggml
-
-    libggml.gguf_init_from_file.restype = ctypes.c_void_p
-    libggml.gguf_init_from_file.argtypes = [ctypes.c_char_p, _HeaderParams]
-    libggml.gguf_free.argtypes = [ctypes.c_void_p]
-    libggml.gguf_find_tensor.restype = ctypes.c_int64
-    libggml.gguf_find_tensor.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    libggml.gguf_get_tensor_size.restype = ctypes.c_size_t
-    libggml.gguf_get_tensor_size.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    total = 0
-    for file in _files(path):
-        header = libggml.gguf_init_from_file(file.encode(), _HeaderParams(True, None))
-        if not header:
-            continue
-        for name in names:
-            index = libggml.gguf_find_tensor(header, name.encode())
-            total += int(libggml.gguf_get_tensor_size(header, index)) if index >= 0 else 0
-        libggml.gguf_free(header)
-    return total
-
-
-def _files(path: str) -> Iterator[str]:
-    """The file, or all files of a model that is divided and named as llama.cpp names the parts."""
-    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path)
-    if part is None:
-        yield path
-    else:
-        yield from (f"{part[1]}-{number:05}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1))

@@ -24,6 +24,7 @@ _KEPT_LINES = 4000
 _BUFFER = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
 _OVERRIDDEN = re.compile(r"tensor (\S+) \(.*\) buffer type overridden to (\S+)")
 _OFFLOADED = re.compile(r"offloaded (\d+)/\d+ layers to GPU")
+_FLASH_ATTENTION = re.compile(r"Flash Attention (enabled|disabled)")
 _NO_MEMORY = re.compile(r"bad_alloc|insufficient memory|failed to allocate|Cannot allocate memory")
 _MIB = 1024 * 1024
 
@@ -74,7 +75,7 @@ class NativeLog:
         device = repacked = 0
         mapped = False
         for _, text in self._lines:
-            found = _BUFFER.search(text)
+            found = _BUFFER.search(text) if " buffer size" in text else None  # the search alone would take 10 ms
             if found is None:
                 continue
             name, kind, size = found[1], found[2], int(float(found[3]) * _MIB)
@@ -94,6 +95,11 @@ class NativeLog:
         counts = [int(found[1]) for _, text in self._lines if (found := _OFFLOADED.search(text))]
         return counts[-1] if counts else 0
 
+    def flash_attention(self) -> bool:
+        """Whether the context of the present span uses it: the library decides that by itself."""
+        found = [found[1] for _, text in self._lines if (found := _FLASH_ATTENTION.search(text))]
+        return found[-1:] == ["enabled"]
+
     def _receive(self, level: int, text: bytes | None, _user: object) -> None:
         with contextlib.suppress(BaseException):  # nothing may leave a callback
             line = (text or b"").decode("utf-8", "replace").rstrip("\n")
@@ -109,8 +115,8 @@ class NativeLog:
 log = NativeLog()
 
 
-def start() -> None:
-    """Prepare the library; call once, before anything else. Raises LoadFailed when the binding does not fit."""
+def attach() -> None:
+    """Check the binding and receive what the library logs; opens no device. Raises LoadFailed when it does not fit."""
     sizes = ctypes.sizeof(lib.llama_model_params), ctypes.sizeof(lib.llama_context_params)
     if sizes != (MODEL_PARAMS_BYTES, CONTEXT_PARAMS_BYTES):
         raise LoadFailed(
@@ -118,7 +124,12 @@ def start() -> None:
             f"instead of {MODEL_PARAMS_BYTES} and {CONTEXT_PARAMS_BYTES}): run the set-up again."
         )
     log.install()
-    lib.llama_backend_init()
+
+
+def start() -> None:
+    """Prepare the library, its devices too; call before anything else. Raises LoadFailed as `attach`."""
+    attach()
+    lib.llama_backend_init()  # asks every backend for its devices, which may open a context on each
 
 
 def version() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hypnos_engine.domain.errors import InvalidRequest
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.workers.llama.template_process import TemplateProcess
+from hypnos_engine.workers.llama.template_process import Renderer, TemplateProcess
 from hypnos_engine.workers.llama.vocabulary import Vocabulary
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
@@ -29,14 +29,19 @@ class Limits:
 class PromptWriter:
     """Makes prompts for one model; used by one thread at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, template: str | None, limits: Limits) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: str | None, limits: Limits, renderer: Renderer | None = None
+    ) -> None:
+        """`renderer` was started ahead, if any; it is ended when there is nothing to render."""
         self._vocabulary = vocabulary
         self._limits = limits
         self._source = template or ""
         self._template: TemplateProcess | None = None
         if template is not None:
             bos, eos = vocabulary.text_of(vocabulary.bos), vocabulary.text_of(vocabulary.eos)
-            self._template = TemplateProcess(template, bos=bos, eos=eos)
+            self._template = TemplateProcess(template, bos=bos, eos=eos, renderer=renderer)
+        elif renderer is not None:
+            renderer.end()
         # Longest first: where one control token begins another, the whole of it is broken.
         texts = sorted(vocabulary.control_texts, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, texts))) if texts else None

@@ -8,7 +8,8 @@ what computing it again costs, times its warmth: 1 for each request that went on
 on outlives a document that nobody asks about any more.
 """
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from hypnos_engine.workers.llama.checkpoints import MOST_BYTES, Checkpoint, Shelf, points
@@ -50,6 +51,8 @@ class Slot:
     """How much the cached tokens were used, as of the grant `used`."""
     due: list[int] = field(default_factory=list)
     """Lengths at which a checkpoint is to be taken, ascending."""
+    idle_since_s: float = 0.0
+    """When its last request ended, on the monotonic clock."""
 
     @property
     def cells(self) -> int:
@@ -83,12 +86,20 @@ class Slot:
 class SlotTable:
     """All slots of one context and the ledger of its cells."""
 
-    def __init__(self, context: Context, block: int, control: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        context: Context,
+        block: int,
+        control: Collection[int] = (),
+        idle_limit_s: float | None = None,
+    ) -> None:
         self.context = context
         self.block = block
         """Tokens whose computation gives the same bits however often it is done (see `steps`)."""
         self._control = control
         """Ids of the control tokens."""
+        self._idle_limit_s = idle_limit_s
+        """How long a conversation may be idle before it is forgotten; None = for ever."""
         self.shelf = Shelf(_cache_bytes(context))
         self.slots = [Slot(number) for number in range(context.shape.slots)]
         self.home: Slot | None = None
@@ -139,10 +150,52 @@ class SlotTable:
         """The request is over; what it computed stays as an idle prefix."""
         slot.job = None
         slot.pending, slot.due = [], []
+        slot.idle_since_s = time.monotonic()
         if not self.active:
             for other in self.slots:
                 if other.parked is not None and not self._unpark(other):
                     self._forget(other)
+
+    def used(self) -> list[Slot]:
+        """Slots that hold a conversation and serve no request, most valuable first."""
+        idle = [slot for slot in self.slots if slot.job is None and slot.cached]
+        return sorted(idle, key=self._worth, reverse=True)
+
+    def next_idle_s(self) -> float | None:
+        """When the next conversation will have been idle for too long, on the monotonic clock; None for none."""
+        if self._idle_limit_s is None:
+            return None
+        idle = [slot.idle_since_s for slot in self.slots if slot.job is None and slot.cached]
+        return min(idle) + self._idle_limit_s if idle else None
+
+    def clear_idle(self) -> None:
+        """Forget the conversations that have been idle for too long, and give their cells back."""
+        if self._idle_limit_s is None:
+            return
+        latest_s = time.monotonic() - self._idle_limit_s
+        for slot in self.slots:
+            if slot.job is None and slot.cached and slot.idle_since_s <= latest_s:
+                self._clear(slot)
+
+    def warmth(self, slot: Slot) -> float:
+        """How much a slot is used, as of now."""
+        return slot.warmth_at(self._grants)
+
+    def settle(self, slot: Slot, cached: Sequence[int], state: State, checkpoints: Sequence[Checkpoint]) -> bool:
+        """Put a conversation of another context into a slot that has none.
+
+        False leaves the slot empty: it is not, it has no room, or the library does not take the state.
+        """
+        held = sum(other.cells for other in self.slots)
+        if slot.job is not None or slot.cached or held + len(cached) > self.context.cells:
+            return False
+        if not self.context.restore(slot.number, state, len(cached)):
+            return False
+        self.home = None
+        slot.cached, slot.used, slot.idle_since_s = list(cached), self._grants, time.monotonic()
+        for checkpoint in checkpoints:
+            self.shelf.keep(slot.number, checkpoint, lambda number: self.slots[number].warmth_at(self._grants))
+        return True
 
     def drop_idle(self) -> bool:
         """Give up the least valuable idle prefix; False when there is none."""

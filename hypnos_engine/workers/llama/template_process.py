@@ -7,7 +7,6 @@ too long, may map only so much memory (on Linux; elsewhere it is watched and kil
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,8 @@ from typing import TypeAlias
 import msgspec
 
 from hypnos_engine.domain.errors import EngineFailed, InvalidRequest
+from hypnos_engine.ipc import programs
+from hypnos_engine.ipc.programs import Program
 from hypnos_engine.workers.llama.template_program import (
     Answer,
     longest_text_bytes,
@@ -43,23 +44,26 @@ _Popen: TypeAlias = "subprocess.Popen[bytes]"
 class TemplateProcess:
     """One model's chat template; used by one thread at a time. `start` may be called before, to have it ready."""
 
-    def __init__(self, source: str, *, bos: str, eos: str, limit_s: float = RENDER_LIMIT_S) -> None:
+    def __init__(
+        self, source: str, *, bos: str, eos: str, limit_s: float = RENDER_LIMIT_S, renderer: "Renderer | None" = None
+    ) -> None:
+        """`renderer` was started ahead and has rendered nothing."""
         self._setup = msgspec.json.encode({"source": source, "bos": bos, "eos": eos})
         self._limit_s = limit_s
-        self._child: _Child | None = None
+        self._child = renderer
 
     def start(self) -> None:
         """Start the process unless it runs; does not wait for it. Raises EngineFailed when there is no way to."""
-        if self._child is not None and self._child.runs:
-            return
         if len(self._setup) > LONGEST_SOURCE_BYTES:
             raise InvalidRequest(
                 f"The model's chat template has {len(self._setup)} bytes, which no template in earnest has: use "
                 "another model."
             )
+        if self._child is not None and self._child.runs:
+            return
         self.close()
         try:
-            self._child = _Child()
+            self._child = Renderer()
         except OSError as error:
             raise EngineFailed(
                 f"The process that renders chat templates could not be started ({error.strerror}); try again."
@@ -89,7 +93,7 @@ class TemplateProcess:
         if child is not None:
             child.end()
 
-    def _rendered(self, child: "_Child", conversation: bytes) -> str:
+    def _rendered(self, child: "Renderer", conversation: bytes) -> str:
         limit_bytes = memory_allowance_bytes(len(conversation) + len(self._setup))
         with child.bounded(self._limit_s, limit_bytes) as broken:
             answer = child.ask(conversation, longest_text_bytes(len(conversation)) + 1)
@@ -121,12 +125,14 @@ class _Broken:
         self.took_too_much = False
 
 
-class _Child:
+class Renderer:
     """The process, and whether it can be asked again."""
 
     def __init__(self) -> None:
         """Raises OSError when it cannot be started."""
-        self._popen: _Popen = subprocess.Popen(_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._popen: _Popen = subprocess.Popen(
+            programs.command(Program.RENDERER, str(os.getpid())), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._writing, self._reading = self._popen.stdin, self._popen.stdout
@@ -209,17 +215,11 @@ class _Child:
         return None
 
 
-def _command() -> list[str]:
-    """This very program again: its second executable in a bundle, else its interpreter with the same search path."""
-    parent = str(os.getpid())
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--render", "--parent", parent]
-    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - an empty entry is the current folder
-    code = (
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        "from hypnos_engine.workers.llama import template_program; template_program.main(int(sys.argv[2]))"
-    )
-    return [sys.executable, "-I", "-S", "-c", code, json.dumps(path), parent]
+def renderer_ahead() -> Renderer | None:
+    """A renderer that is ready before its template is known; None when there is no way to. Ends with this thread."""
+    with contextlib.suppress(OSError):  # the first prompt tries again, and has somebody to tell
+        return Renderer()
+    return None
 
 
 def _end(popen: _Popen) -> None:

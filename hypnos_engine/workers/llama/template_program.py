@@ -61,11 +61,11 @@ def longest_text_bytes(conversation_bytes: int) -> int:
     return 1024 * 1024 + 4 * conversation_bytes
 
 
-def main(parent: int) -> None:
-    """Render until the input ends. `parent` is the process that must not be outlived."""
+def main(arguments: list[str]) -> int:
+    """Render until the input ends; return the exit status. The argument is the process that must not be outlived."""
     process.leave_no_core()
     process.leave_interrupts_to_parent()
-    process.end_with_parent(parent)
+    process.end_with_parent(int(arguments[0]))
     # Here and not above: the worker shares this module's frames, and a load is not to wait for Jinja's import.
     from hypnos_engine.workers.llama.template import ChatTemplate
 
@@ -74,7 +74,7 @@ def main(parent: int) -> None:
     _answer(writing, Answer.READY)
     setup = read_frame(reading)
     if setup is None:
-        return
+        return 0
     template = ChatTemplate(**json.loads(setup))
     while (conversation := read_frame(reading)) is not None:
         _limit_memory(idle_bytes + memory_allowance_bytes(len(conversation) + len(setup)))
@@ -91,9 +91,10 @@ def main(parent: int) -> None:
             _answer(writing, Answer.REFUSED, f"The model's chat template makes what is no text ({error}).".encode())
         except MemoryError:
             _answer(writing, Answer.OUT_OF_MEMORY)
-            return
+            return 0
         else:
             _answer(writing, Answer.TEXT, text)
+    return 0
 
 
 def _answer(stream: IO[bytes], answer: Answer, text: bytes = b"") -> None:

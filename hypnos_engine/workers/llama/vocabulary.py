@@ -85,9 +85,12 @@ class Vocabulary:
 
     def _survey(self) -> tuple[frozenset[int], frozenset[str], frozenset[int]]:
         """Ids and texts of all control tokens, and ids of those that end an answer."""
-        # Without a line of Python per token: a load waits for this, and a vocabulary may have 262144 tokens.
-        ids, vocab = range(self.size), repeat(self._vocab)
+        # Without a line of Python per token: a load waits for this, and a vocabulary may have 262144 tokens. The
+        # library's functions are taken afresh, since the binding's own convert their arguments for as long again.
+        ids, vocab = range(self.size), repeat(ctypes.c_void_p(self._vocab))
+        is_end, attributes = lib._lib["llama_vocab_is_eog"], lib._lib["llama_vocab_get_attr"]
+        is_end.restype, attributes.restype = ctypes.c_bool, ctypes.c_int
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        ends = frozenset(compress(ids, map(lib.llama_vocab_is_eog, vocab, ids)))
-        control = ends.union(compress(ids, map(special.__and__, map(lib.llama_vocab_get_attr, vocab, ids))))
+        ends = frozenset(compress(ids, map(is_end, vocab, ids)))
+        control = ends.union(compress(ids, map(special.__and__, map(attributes, vocab, ids))))
         return control, frozenset(map(self.text_of, control)) - {""}, ends
