@@ -61,17 +61,32 @@ class Device:
     """One accelerator as the inference library sees it."""
 
     index: int
+    """Its place in the library's own list."""
     name: str
     accelerator: Accelerator
     total_bytes: int
     free_bytes: int
     unified: bool
     """True when the device shares the host's memory."""
+    library_name: str = ""
+    """By which the library is told to use it, such as CUDA0; empty for a made-up one."""
+    bus_id: str = ""
+    """PCI address, such as 0000:01:00.0; empty where the library does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableDevice:
+    """A graphics processor of this machine that this build cannot compute on; never planned with."""
+
+    name: str
+    why: str
+    mend: str
+    """The command that makes it usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareSnapshot:
-    """The machine at one moment. `devices` holds only what this build can use."""
+    """The machine at one moment. `devices` holds only what this build can use, the best first."""
 
     topology: Topology
     accelerator: Accelerator
@@ -81,3 +96,4 @@ class HardwareSnapshot:
     cores: int
     devices: tuple[Device, ...] = field(default=())
     simulated: bool = False
+    unusable: tuple[UnusableDevice, ...] = ()

@@ -13,10 +13,11 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from hypnos_engine.domain.errors import EngineFailed
+from hypnos_engine.ipc import programs
 from hypnos_engine.ipc.framing import FrameError, from_worker_decoder
 from hypnos_engine.ipc.messages import ProbeReport
+from hypnos_engine.ipc.programs import Program
 
-DEFAULT_ARGV = (sys.executable, "-m", "hypnos_engine.workers", "--probe")
 _CLOSING_S = 1.0
 """How long a child that was killed may take to close its pipes."""
 
@@ -28,11 +29,37 @@ async def probe(
 
     Whoever cancels it ends the child too; neither the caller nor the end of the loop waits for a child that hangs.
     """
-    child = _Child(tuple(argv or DEFAULT_ARGV), environment)
+    child = _Child(tuple(argv or programs.command(Program.WORKER, "--probe")), environment)
     try:
         return await asyncio.get_running_loop().run_in_executor(None, child.run, timeout_s)
     finally:
         child.end()
+
+
+class Prober:
+    """Asks again and again, one question at a time, on a thread of the caller's."""
+
+    def __init__(self, argv: Sequence[str] | None = None, timeout_s: float = 20.0) -> None:
+        self._argv = argv
+        self._timeout_s = timeout_s
+        self._child: _Child | None = None
+        self._ended = False
+
+    def ask(self) -> ProbeReport:
+        """Blocks for the time of a child, `timeout_s` at most. Raises EngineFailed, also when `end` was called."""
+        child = self._child = _Child(tuple(self._argv or programs.command(Program.WORKER, "--probe")), None)
+        if self._ended:
+            child.end()
+        try:
+            return child.run(self._timeout_s)
+        finally:
+            child.end()
+
+    def end(self) -> None:
+        """Stop a question that is being asked, and all later ones. May be called from any thread."""
+        self._ended = True
+        if self._child is not None:
+            self._child.end()
 
 
 class _Child:
