@@ -5,11 +5,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from hypnos_engine.domain.kinds import Residency, Tier
-from hypnos_engine.domain.memory import HardwareSnapshot, Placement
+from hypnos_engine.domain.kinds import MoeOffload, Tier
+from hypnos_engine.domain.memory import Placement
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.engines.base import Embeddings, GenerationEvent
 from hypnos_engine.ipc import messages as m
+from hypnos_engine.runtime.feed import ChangeFeed
+from hypnos_engine.runtime.parking import ParkView, Restored
+from hypnos_engine.runtime.snapshot import Decision, HoldView, MemoryView, ModelView, OffloadChange
+from hypnos_engine.scheduler.events import Workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,14 @@ class Ask:
     """Whose request it is: prefix caches are shared only within one label."""
     deadline_s: float | None = None
     """Longest wait before the start; None = no deadline."""
+    weight: float = 1.0
+    """Share of the key, above 0."""
+    workflow: Workflow | None = None
+    """The multi-step task that the request belongs to."""
+    next_model: ModelId | None = None
+    """Whom the caller will ask next, as it says; unknown ids are ignored."""
+    cells: int = 0
+    """KV cells that the request wants in all; 0 = whatever the model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class Switch:
     """Time from arrival to grant, the load included."""
     estimated_wait_ms: float | None
     """The estimate made on arrival; None while the model has no measured service time."""
+    restored: Restored | None = None
+    """Parked conversations that came back with that load; None when none did."""
+    overtaken: int = 0
+    """Later requests that were served first."""
 
 
 class Lease(Protocol):
@@ -72,60 +88,6 @@ class Lease(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ModelView:
-    """One model at one moment, for lists and status pages."""
-
-    spec: ModelSpec
-    enabled: bool
-    tier: Tier
-    residency: Residency
-    placement: Placement
-    active_leases: int
-    waiting: int
-    idle_s: float
-    """Seconds since the last lease ended; 0 while leased."""
-    requests_served: int
-    requests_per_minute: float
-    total_weight_bytes: int
-    expert_bytes: int
-    reload_estimate_ms: float
-    service_ms: float | None
-    """Average time that a request holds the model; None before the first one ended."""
-    estimated_wait_ms: float | None
-    problem: str | None
-    """Why the model cannot be served as configured; None when nothing is known against it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionRecord:
-    model: ModelId
-    for_model: ModelId
-    reason: str
-    to_tier: Tier
-    unix_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryView:
-    """The tiers at one moment. Bytes throughout."""
-
-    hardware: HardwareSnapshot
-    tier1_budget_bytes: int
-    tier1_used_bytes: int
-    """What the scheduler has booked."""
-    tier1_real_free_bytes: int
-    tier1_real_total_bytes: int
-    tier2_budget_bytes: int
-    tier2_used_bytes: int
-    process_bytes: int
-    """Memory of the supervisor and its workers, file pages counted once."""
-    process_cap_bytes: int | None
-    models: tuple[ModelView, ...]
-    evictions: tuple[EvictionRecord, ...]
-    """The last automatic evictions, newest first."""
-
-
 class Runtime(Protocol):
     """What the HTTP server needs of the running engine. Called on the loop that owns the scheduler."""
 
@@ -156,4 +118,63 @@ class Runtime(Protocol):
 
     def memory(self) -> MemoryView:
         """A snapshot of all tiers; cheap, touches no device."""
+        ...
+
+    # --- tiers by hand ----------------------------------------------------------------------------------------------
+
+    async def move(self, model: ModelId, tier: Tier, *, context_len: int | None = None) -> ModelView:
+        """Bring a model to a tier; returns once it is there. Never waits for other models.
+
+        Raises ModelNotFound, ModelDisabled, ModelBusy (leased, on its way, or another load is running),
+        InsufficientMemory, ModelNotAvailable, LoadFailed and its kin. A caller that leaves does not stop the move.
+        """
+        ...
+
+    async def switch(self, model: ModelId, *, enabled: bool) -> ModelView:
+        """Take a model out of service or bring it back; returns once it has left memory, or at once.
+
+        Raises ModelNotFound, and ModelBusy when it is to be switched off while it is leased.
+        """
+        ...
+
+    async def set_expert_offload(self, model: ModelId, mode: MoeOffload) -> OffloadChange:
+        """Say where a model's experts run; a loaded idle one drops to tier 2 and takes it up at its next load.
+
+        Raises ModelNotFound, ModelDisabled.
+        """
+        ...
+
+    async def free(self, until_s: float | None) -> HoldView:
+        """Keep the accelerator free for `until_s` seconds (None: until `restore`).
+
+        Returns once every model that nobody used has left; those in use leave when their requests end.
+        """
+        ...
+
+    async def restore(self) -> HoldView:
+        """End the hold; returns once what it drove away is back or cannot come. Without a hold nothing happens."""
+        ...
+
+    def hold(self) -> HoldView | None:
+        """The hold and what has left for it; None when there is none."""
+        ...
+
+    # --- what was decided and what changes --------------------------------------------------------------------------
+
+    def decisions(self, limit: int) -> tuple[Decision, ...]:
+        """The newest decisions, newest first; a bounded number is kept."""
+        ...
+
+    def changes(self) -> ChangeFeed:
+        """Where changes of models, sums, loads and decisions can be read as they happen."""
+        ...
+
+    # --- parked conversations ---------------------------------------------------------------------------------------
+
+    def parking(self) -> ParkView:
+        """What is parked; also where parking is off or impossible."""
+        ...
+
+    async def set_parking(self, *, enabled: bool | None, max_bytes: int | None) -> ParkView:
+        """Change either; what is parked beyond it is dropped, the oldest first. Lasts as long as the program."""
         ...

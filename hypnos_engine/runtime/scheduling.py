@@ -8,9 +8,7 @@ from hypnos_engine.scheduler.limits import Limits
 def limits_of(settings: Settings) -> Limits:
     """How long queues and waits may become."""
     limits, server = settings.limits, settings.server
-    objective_ms = server.objective_ms
-    if objective_ms is None and server.profile is not None:
-        objective_ms = server.profile.objective_ms
+    objective_ms = server.target_ms
     sheds = limits.overload is Overload.SHED and objective_ms is not None
     return Limits(
         max_queue_per_model=limits.max_queue_per_model,

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 from hypnos_engine.domain.errors import (
+    Cancelled,
     HypnosError,
     InsufficientMemory,
     ModelBusy,
@@ -15,7 +16,7 @@ from hypnos_engine.domain.errors import (
     ModelNotAvailable,
     ModelNotFound,
 )
-from hypnos_engine.domain.kinds import EngineKind, Pages, Residency, Tier
+from hypnos_engine.domain.kinds import EngineKind, MoeOffload, Pages, Residency, Tier
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import effects as fx
 from hypnos_engine.scheduler import events as ev
@@ -28,13 +29,19 @@ _MOVING = (Residency.LOADING, Residency.UNLOADING)
 _WHY = {
     "pool": "its settings change",
     "disabled": "it is switched off",
+    "files": "its files change",
     "hold": "the accelerator is wanted for something else",
     "device_lost": "its accelerator does not answer",
     "move": "a person wishes it",
+    "offload": "its experts are to run elsewhere",
+    "grown": "its worker has grown and is started anew",
     "memory_budget": "less memory may be used from now on",
+    "process_memory_cap": "Hypnos and its workers may take less memory from now on",
     "full_gpu_placement": "the accelerator has room for it now",
 }
 """The reasons of an unload that nobody's memory is needed for, as the end of a sentence."""
+_COMES_BACK = ("full_gpu_placement", "grown")
+"""Reasons of an unload after which the model is loaded again at once, if that evicts nobody."""
 
 
 def take(state: State, event: ev.Event, now: float, out: list[fx.Effect]) -> None:
@@ -77,6 +84,16 @@ def take(state: State, event: ev.Event, now: float, out: list[fx.Effect]) -> Non
             _remove(state, event, out)
         case ev.ChangeAbandoned(name):
             _abandon(state, name, out)
+        case ev.FilesTaken(files):
+            state.taken_files |= files
+        case ev.FilesReturned(files):
+            state.taken_files -= files
+            for model in state.models.values():
+                if model.files in files and model.spec.keep_warm_in_ram and model.spec.enabled:
+                    pages.wish(state, model)
+        case ev.OffloadSet(name, mode):
+            if (model := state.models.get(name)) is not None:
+                _set_offload(model, mode)
         case ev.ModelSwitched(name, enabled):
             if (model := state.models.get(name)) is not None:
                 _switch(state, model, now, enabled=enabled, out=out)
@@ -92,7 +109,7 @@ def settle(state: State, now: float, out: list[fx.Effect]) -> None:
     3. A model that has to go is unloaded once nobody uses it.
     4. A change of the pool happens once the model is not loaded any more.
     5. A wish for tier 1 is answered once the model is there.
-    6. Pages that no model in service uses are let go.
+    6. Pages that no model in service uses, and those of files that change on disk, are let go.
     """
     if not state.unsettled:
         return
@@ -106,20 +123,24 @@ def settle(state: State, now: float, out: list[fx.Effect]) -> None:
             why = f"{model.spec.id} leaves tier 1: {_WHY[closing.reason]}."
             size = (("bytes", model.footprint.total),)
             out.append(fx.Record("unload", model.spec.id, why, size, chosen=closing.to_tier.value))
+            if closing.reason == "grown":
+                model.closing = closing
             leaving.unload(state, model, None, closing.reason, closing.to_tier, out)
         if model.change is not None and model.residency is Residency.COLD and not model.leases:  # 4
             _apply(state, model, model.change, now, out)
         if model.promoted and model.move is not None:
             _follow(state, model, model.move, out)  # 5
     for path, files in state.files.items():
-        if files.pages is Pages.HELD and not any(user.spec.enabled for user in state.users(path)):
+        unused = path in state.taken_files or not any(user.spec.enabled for user in state.users(path))
+        if files.pages is Pages.HELD and unused:
             pages.drop(state, path, None, out)  # 6
     state.unsettled = (
         state.shrinking
         or state.hold is not None
         or bool(state.lost_devices)
+        or bool(state.taken_files)
         or any(
-            m.change or m.closing or m.move or (m.residency is not Residency.COLD and not m.spec.enabled)
+            m.change or m.closing or m.move or m.grown or (m.residency is not Residency.COLD and not m.spec.enabled)
             for m in state.models.values()
         )
     )
@@ -140,17 +161,27 @@ def reason_to_go(state: State, model: ModelState) -> Closing | None:
     A change of the pool comes before everything else, then its owner, then the accelerator.
     """
     if model.change is not None:
-        kept = isinstance(model.change, ev.ModelReplaced) and model.change.spec.weights_path == model.spec.weights_path
-        return Closing("pool", Tier.RAM if kept else Tier.DISK)
+        return Closing("pool", Tier.RAM if _keeps_pages(model, model.change) else Tier.DISK)
     if not model.spec.enabled:
         return Closing("disabled", Tier.DISK)
+    if state.is_taken(model):
+        return Closing("files", Tier.DISK)
     if model.closing is not None:
         return model.closing
     if state.hold is not None and _uses_accelerator(state, model):
         return Closing("hold", Tier.RAM)
     if state.lost_devices and _is_lost(state, model):
         return Closing("device_lost", Tier.RAM)
+    if model.grown and model.idle:
+        return Closing("grown", Tier.RAM)
     return None
+
+
+def _keeps_pages(model: ModelState, change: ev.ModelReplaced | ev.ModelRemoved) -> bool:
+    """A replaced model begins on disk, unless its owner wants just these pages kept."""
+    if isinstance(change, ev.ModelRemoved):
+        return False
+    return change.spec.keep_warm_in_ram and change.spec.weights_path == model.spec.weights_path
 
 
 def wake_at(state: State) -> float:
@@ -165,7 +196,7 @@ def has_gone(state: State, model: ModelState) -> None:
     model.cool()
     closing, model.closing = model.closing, None
     state.freed()
-    if closing is not None and closing.reason == "full_gpu_placement":
+    if closing is not None and closing.reason in _COMES_BACK:
         state.stage(model)
 
 
@@ -201,7 +232,7 @@ def wants_accelerator(model: ModelState) -> bool:
 def _uses_accelerator(state: State, model: ModelState) -> bool:
     if model.plan is None or not state.budgets.device_layers:
         return False
-    return state.budgets.one_pool or bool(model.plan.devices)
+    return model.plan.footprint.device > 0 if state.budgets.one_pool else bool(model.plan.devices)
 
 
 def _hold(state: State, until: float | None, out: list[fx.Effect]) -> None:
@@ -228,11 +259,11 @@ def _end_hold(state: State, out: list[fx.Effect]) -> None:
         if model.driven_away:
             out.append(fx.Record("restore", model.spec.id, f"{model.spec.id} comes back: the hold is over."))
             _come_back(state, model)
-        elif model.residency is Residency.READY and model.plan is not None and not model.closing:
-            if not state.budgets.device_bytes or model.plan.devices or model.shape is None:
+        if model.residency is Residency.READY and model.plan is not None and not model.closing:
+            if not state.budgets.device_layers or _uses_accelerator(state, model) or model.shape is None:
                 continue
             again = ledger.plan_without(state, model, ledger.Gone(models=frozenset((model.spec.id,))))
-            if isinstance(again, Plan) and again.devices:
+            if isinstance(again, Plan) and again.footprint.device:
                 model.closing = Closing("full_gpu_placement", Tier.RAM)
 
 
@@ -282,6 +313,7 @@ def _shrink(state: State, now: float, out: list[fx.Effect]) -> None:
         state.shrinking = False
         return
     ready = [m for m in state.models.values() if m.residency is Residency.READY and m.may_leave and not m.closing]
+    reason = "memory_budget" if _over_budget(state, ledger.NOBODY, capped=False) else "process_memory_cap"
     ready.sort(key=lambda m: (not m.idle, room.RANK[m.spec.priority], room.loss(state, m, now)))
     leaving_too = ledger.room_in_flight(state)
     for path in ledger.held(state):
@@ -292,15 +324,16 @@ def _shrink(state: State, now: float, out: list[fx.Effect]) -> None:
         if not _over_budget(state, leaving_too):
             state.shrinking = _over_budget(state, ledger.NOBODY)
             return
-        model.closing = Closing("memory_budget", Tier.RAM)
+        model.closing = Closing(reason, Tier.RAM)
         leaving_too = leaving_too | ledger.Gone(models=frozenset((model.spec.id,)))
         out.append(fx.Record("shrink", model.spec.id, f"{model.spec.id} goes: less memory may be used from now on."))
 
 
-def _over_budget(state: State, gone: ledger.Gone) -> bool:
+def _over_budget(state: State, gone: ledger.Gone, *, capped: bool = True) -> bool:
     devices = range(len(state.budgets.device_bytes))
     over = any(ledger.device_booked(state, d, gone) > state.budgets.device_bytes[d] for d in devices)
-    return over or ledger.host_booked(state, gone) > state.budgets.host_bytes
+    host = ledger.host_budget(state) if capped else state.budgets.host_bytes
+    return over or ledger.host_booked(state, gone) > host
 
 
 # --- tiers by hand --------------------------------------------------------------------------------------------------
@@ -309,13 +342,17 @@ def _over_budget(state: State, gone: ledger.Gone) -> bool:
 def _begin_move(state: State, event: ev.MoveRequested) -> HypnosError | None:
     """Take a person's wish, or say at once why it is refused: it never waits for others."""
     model = state.models.get(event.model)
-    if model is None or isinstance(model.change, ev.ModelRemoved):
+    if model is None:
         return ModelNotFound(f"There is no model '{event.model}'. GET /v1/models lists the models in service.")
+    if state.draining:
+        return Cancelled("Hypnos is shutting down.")
     if not model.spec.enabled:
         return ModelDisabled(f"The model '{event.model}' is switched off.")
-    if model.problem is not None:
+    if model.problem is not None and event.tier is not Tier.DISK:
         return model.problem
-    if model.leases or model.waiting or model.residency in _MOVING or model.resizing or model.move or model.closing:
+    taken = model.change is not None or state.is_taken(model)
+    coming = model.waiting or model.residency in _MOVING or model.resizing or model.move or model.closing
+    if model.leases or coming or taken:
         return ModelBusy(f"The model '{event.model}' is in use or on its way; try again when it is idle.")
     if event.tier is Tier.GPU:
         problem = device_problem(state)
@@ -371,8 +408,18 @@ def _follow(state: State, model: ModelState, move: ev.MoveRequested, out: list[f
     elif held is Pages.HELD:
         leaving.answer_move(model, None, out)
     elif held is Pages.ABSENT and not pages.are_coming(state, model):
-        error = InsufficientMemory(f"The pages of '{model.spec.id}' could not be held in RAM: there is no room left.")
-        leaving.answer_move(model, error, out)
+        leaving.answer_move(model, _not_held(state, model), out)
+
+
+def _not_held(state: State, model: ModelState) -> HypnosError:
+    if model.problem is not None:
+        return model.problem
+    if pages.could_hold(state, model):
+        return ModelNotAvailable(
+            f"The pages of '{model.spec.id}' could not be held in RAM although there is room for them: its files could "
+            "not be read, or the process that holds pages ended. The log says which; try again."
+        )
+    return InsufficientMemory(f"The pages of '{model.spec.id}' could not be held in RAM: there is no room left.")
 
 
 # --- the pool -------------------------------------------------------------------------------------------------------
@@ -414,6 +461,8 @@ def _apply(
         leaving.refuse_all(state, model, gone, now, out)
         del state.models[name]
     else:
+        if not _keeps_pages(model, change):
+            _let_go_of_pages(state, model, out)
         model.spec, model.shape, model.problem = change.spec, change.shape, change.problem
         model.load_s, model.service_s, model.wanted_cells = {}, None, 0
         model.failures, model.retry_at, model.last_failure = 0, 0.0, None
@@ -424,12 +473,34 @@ def _apply(
     out.append(fx.PoolChanged(name, done=True))
 
 
+def _let_go_of_pages(state: State, model: ModelState, out: list[fx.Effect]) -> None:
+    """Drop what is held of a model that begins anew, unless another model in service has the same files."""
+    if any(user is not model and user.spec.enabled for user in state.users(model.files)):
+        return
+    state.wanted_pages.pop(model.files, None)
+    files = state.files.get(model.files)
+    if files is not None and files.pages is Pages.HELD:
+        pages.drop(state, model.files, None, out)
+
+
 def _abandon(state: State, name: ModelId, out: list[fx.Effect]) -> None:
     model = state.models.get(name)
     if model is None or model.change is None or model.residency is Residency.UNLOADING:
         return  # done, or too late to stay
     model.change = None
     out.append(fx.PoolChanged(name, done=False))
+
+
+def _set_offload(model: ModelState, mode: MoeOffload) -> None:
+    """Take a new expert offload; dense models have no use for it, and those in use go on as they are."""
+    if isinstance(model.change, ev.ModelReplaced):
+        model.change = replace(model.change, spec=replace(model.change.spec, moe_offload=mode))
+    changed = model.spec.moe_offload is not mode
+    model.spec = replace(model.spec, moe_offload=mode)
+    model.best = model.waits_since = None
+    has_experts = model.shape is not None and model.shape.expert_bytes > 0
+    if changed and has_experts and model.idle and model.closing is None:
+        model.closing = Closing("offload", Tier.RAM)
 
 
 def _switch(state: State, model: ModelState, now: float, *, enabled: bool, out: list[fx.Effect]) -> None:

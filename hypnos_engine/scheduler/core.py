@@ -65,9 +65,10 @@ class Scheduler:
         """Take one event; return what has to be done about it, in order."""
         out: list[fx.Effect] = []
         self._take(event, now, out)
-        self._settle(now, out)
-        if isinstance(event, ev.RequestArrived):
-            self._explain_wait(event.request, now, out)
+        arriving = event.request if isinstance(event, ev.RequestArrived) else None
+        self._settle(arriving, now, out)
+        if arriving is not None:
+            self._explain_wait(arriving, now, out)
         return out
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -100,6 +101,8 @@ class Scheduler:
                 loads.gone(self.state, model)
             case ev.ContextWanted() | ev.ContextResized():
                 loads.context(self.state, event, out)
+            case ev.WorkerMeasured():
+                loads.measured_again(self.state, event, out)
             case ev.PagesFilled() | ev.PagesDropped() | ev.PagesLost() | ev.KvParked():
                 loads.memory_changed(self.state, event, out)
             case ev.MachineSampled(host, devices):
@@ -141,7 +144,7 @@ class Scheduler:
     ) -> HypnosError | None:
         """The checks of an arriving request, in the contract's order (A-36)."""
         state = self.state
-        if model is None or isinstance(model.change, ev.ModelRemoved):
+        if model is None:
             return ModelNotFound(f"There is no model '{event.model}'. GET /v1/models lists the models in service.")
         if not model.spec.enabled:
             return ModelDisabled(f"The model '{event.model}' is switched off.")
@@ -261,15 +264,15 @@ class Scheduler:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def _settle(self, now: float, out: list[fx.Effect]) -> None:
+    def _settle(self, arriving: int | None, now: float, out: list[fx.Effect]) -> None:
         state = self.state
         waiting = [model for model in state.models.values() if model.waiting]
         if waiting:
-            self._refuse_late(waiting, now, out)  # 1
+            self._refuse_late(waiting, arriving, now, out)  # 1
         if state.workflows.any_open:
             out.extend(fx.WorkflowEnded(name, seconds) for name, seconds in state.workflows.close_idle(now))
         changes.settle(state, now, out)  # 2
-        cold = [model for model in waiting if model.residency is Residency.COLD]
+        cold = [m for m in waiting if m.residency is Residency.COLD and not state.is_taken(m)]
         if waiting:
             claims = self._claim(cold, now, out) if cold else _NO_CLAIMS  # 3
             self._grant(waiting, cold, claims, now, out)  # 4
@@ -288,9 +291,16 @@ class Scheduler:
             out.extend(threads.shared_out(state))  # 9
         self._ask_to_wake(waiting, now, out)
 
-    def _refuse_late(self, waiting: list[ModelState], now: float, out: list[fx.Effect]) -> None:
+    def _refuse_late(
+        self, waiting: list[ModelState], arriving: int | None, now: float, out: list[fx.Effect]
+    ) -> None:
+        """Whoever arrives at this moment is asked first whether it can start: a deadline of 0 means at once."""
         for model in waiting:
-            late = [w for w in model.waiting.values() if w.deadline_at is not None and w.deadline_at <= now]
+            late = [
+                w
+                for w in model.waiting.values()
+                if w.deadline_at is not None and w.deadline_at <= now and w.request != arriving
+            ]
             for waiter in late:
                 error = DeadlineUnmeetable(
                     "The request's deadline passed before it could start.",
@@ -302,7 +312,8 @@ class Scheduler:
 
     def _claim(self, cold: list[ModelState], now: float, out: list[fx.Effect]) -> dict[ModelId, Claim]:
         """The models that drain, each with the waiter for whom it does."""
-        late = [(model, waiter) for model, waiter in order.overdue(self.state, cold) if loads.is_loadable(model, now)]
+        overdue = order.overdue(self.state, cold)
+        late = [(model, waiter) for model, waiter in overdue if loads.is_loadable(self.state, model, now)]
         if not late:
             return _NO_CLAIMS
         claims: dict[ModelId, Claim] = {}
@@ -440,29 +451,31 @@ class Scheduler:
             ("waiting_before", behind),
             ("expected_s", order.expected_wait_s(self.state, model)),
         )
-        out.append(fx.Record("wait", model.spec.id, self._why_waiting(model, now), numbers))
+        reason, because = self._why_waiting(model, now)
+        out.append(fx.Record("wait", model.spec.id, f"A request for {name} waits: {because}.", numbers, reason=reason))
 
-    def _why_waiting(self, model: ModelState, now: float) -> str:
+    def _why_waiting(self, model: ModelState, now: float) -> tuple[str, str]:
+        """A word for those who count, and the end of a sentence."""
         name = model.spec.id
         if (closing := changes.reason_to_go(self.state, model)) is not None:
-            return f"A request for {name} waits: the model is about to leave tier 1 ({closing.reason})."
+            return "leaving", f"the model is about to leave tier 1 ({closing.reason})"
         if model.residency is Residency.READY:
             if len(model.leases) >= model.spec.slots:
-                return f"A request for {name} waits: its {model.spec.slots} slots are taken."
-            return f"A request for {name} waits: older requests wait for memory that {name} holds."
+                return "slots", f"its {model.spec.slots} slots are taken"
+            return "older_requests", f"older requests wait for memory that {name} holds"
         if model.residency is Residency.LOADING:
-            return f"A request for {name} waits: it is being loaded."
+            return "loading", "it is being loaded"
         if model.retry_at > now:
-            return f"A request for {name} waits: its last load failed, the next one is tried in a moment."
+            return "retry", "its last load failed, the next one is tried in a moment"
         others = (m.spec.id for m in self.state.models.values() if m.residency is Residency.LOADING)
         if (loading := next(others, None)) is not None:
-            return f"A request for {name} waits: {loading} is loaded first."
+            return "other_load", f"{loading} is loaded first"
         if any(m.residency is Residency.UNLOADING for m in self.state.models.values()) or any(
             files.pages is Pages.DROPPING for files in self.state.files.values()
         ):
-            return f"A request for {name} waits: memory is being freed for it."
+            return "freeing", "memory is being freed for it"
         busy = ", ".join(m.spec.id for m in self.state.models.values() if m.leases)
-        return f"A request for {name} waits: its memory is held by models at work ({busy or 'none'})."
+        return "memory", f"its memory is held by models at work ({busy or 'none'})"
 
     # --- questions --------------------------------------------------------------------------------------------------
 

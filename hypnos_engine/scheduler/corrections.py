@@ -28,7 +28,7 @@ def correction(planned: Footprint, measured: Footprint) -> Correction:
 
     The device's own overhead is no part of it either: workers report what they allocated, not what opening it cost.
     """
-    host = _private_bytes(measured) - _private_bytes(planned)
+    host = private_bytes(measured) - private_bytes(planned)
     return Correction(host, measured.device - planned.device if planned.device else 0)
 
 
@@ -43,8 +43,8 @@ def corrected(planned: Footprint, error: Correction) -> Footprint:
 
 def error_fraction(planned: Footprint, measured: Footprint) -> float:
     """Return by how much a plan was wrong, as a fraction of what was measured: positive when it was too small."""
-    actual = _private_bytes(measured) + measured.file_pages + measured.device
-    expected = _private_bytes(planned) + planned.file_pages + planned.device
+    actual = private_bytes(measured) + measured.file_pages + measured.device
+    expected = private_bytes(planned) + planned.file_pages + planned.device
     return (actual - expected) / actual if actual else 0.0
 
 
@@ -53,7 +53,7 @@ def once_touched(planned: Footprint, measured: Footprint) -> Footprint:
 
     It reports right after its load, and pages that nobody has touched yet are not in its report.
     """
-    missing = _private_bytes(planned) - _private_bytes(measured)
+    missing = private_bytes(planned) - private_bytes(measured)
     untouched = min(max(missing, 0), planned.workspace)
     return replace(measured, anonymous=measured.anonymous + untouched)
 
@@ -89,5 +89,6 @@ class Corrections:
         return next(of_file, NO_CORRECTION)
 
 
-def _private_bytes(footprint: Footprint) -> int:
+def private_bytes(footprint: Footprint) -> int:
+    """Return what a worker has for itself alone of host memory."""
     return footprint.repacked + footprint.anonymous + footprint.kv + footprint.workspace + footprint.projector

@@ -27,7 +27,8 @@ class Unload:
     for_model: ModelId | None
     """Whom the memory is for; None when nobody asked."""
     reason: str
-    """A reason of contract §14 (memory_budget, ...), or `hold`, `device_lost`, `move`, `pool`, `idle`."""
+    """A reason of contract §14 (memory_budget, ...), or `hold`, `device_lost`, `move`, `offload`, `grown`, `pool`,
+    `disabled`."""
     to_tier: Tier
     """RAM when the files' pages are held afterwards."""
     park_bytes: int = 0
@@ -157,6 +158,8 @@ class Record:
     chosen: str = ""
     """What was decided on, where it is not the model itself."""
     alternatives: tuple[Alternative, ...] = ()
+    reason: str = ""
+    """Of a wait, for those who count: one of a few words."""
 
 
 Effect = (

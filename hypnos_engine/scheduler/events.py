@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hypnos_engine.domain.errors import HypnosError
-from hypnos_engine.domain.kinds import Tier
+from hypnos_engine.domain.kinds import MoeOffload, Tier
 from hypnos_engine.domain.memory import Footprint
 from hypnos_engine.domain.model import ModelId, ModelShape, ModelSpec
 from hypnos_engine.scheduler.limits import Budgets, Limits
@@ -166,6 +166,15 @@ class ContextResized:
     measured: Footprint
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerMeasured:
+    """A ready worker was looked at again: processes grow with what they do."""
+
+    model: ModelId
+    private_bytes: int
+    """Private and shared anonymous memory of its process, pages of files aside."""
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +292,28 @@ class ModelSwitched:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesTaken:
+    """File sets are about to change on disk: whatever has them open goes, and nothing is loaded from them meanwhile."""
+
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesReturned:
+    """They may be loaded from again."""
+
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSet:
+    """Where a model's experts run from its next load on; a loaded one that nobody uses leaves tier 1 for that."""
+
+    model: ModelId
+    mode: MoeOffload
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The moment of an earlier `WakeAt` has come."""
 
@@ -304,6 +335,7 @@ Event = (
     | WorkerDied
     | ContextWanted
     | ContextResized
+    | WorkerMeasured
     | PagesFilled
     | PagesDropped
     | PagesLost
@@ -319,5 +351,8 @@ Event = (
     | ModelRemoved
     | ChangeAbandoned
     | ModelSwitched
+    | FilesTaken
+    | FilesReturned
+    | OffloadSet
     | Woken
 )

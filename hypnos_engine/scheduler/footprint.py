@@ -121,7 +121,7 @@ def input_bytes(shape: ModelShape, cells: int, slots: int, rows: int | None = No
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which layers an accelerator gets: the last `gpu_layers`, without the experts of the first `cpu_expert_layers`.
+    """Which layers an accelerator gets: the last `gpu_layers`, without the experts of the last `cpu_expert_layers`.
 
     The output head goes with any layer; the tables of embeddings never go.
     """
@@ -184,9 +184,9 @@ class Parts:
 
     def device_weight_bytes(self, split: Split) -> int:
         """Weights in device memory, the head's included."""
-        layers = len(self.shape.layers)
-        with_experts = min(split.gpu_layers, layers - split.cpu_expert_layers)
-        return self._weights[split.gpu_layers] + self._experts[max(with_experts, 0)] + self.head_bytes
+        kept = min(split.cpu_expert_layers, split.gpu_layers)
+        experts = self._experts[split.gpu_layers] - self._experts[kept]
+        return self._weights[split.gpu_layers] + experts + self.head_bytes
 
     def device_bytes(self, split: Split) -> int:
         """All that a split takes of the device, but for the cost of opening it."""

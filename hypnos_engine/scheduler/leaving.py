@@ -3,12 +3,12 @@
 Nothing here chooses who has to leave.
 """
 
-from hypnos_engine.domain.errors import HypnosError, InsufficientMemory
+from hypnos_engine.domain.errors import HypnosError, InsufficientMemory, ProcessMemoryCap
 from hypnos_engine.domain.kinds import EngineKind, Residency, Tier
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import effects as fx
 from hypnos_engine.scheduler import ledger, pages
-from hypnos_engine.scheduler.ledger import Gone, human
+from hypnos_engine.scheduler.ledger import human
 from hypnos_engine.scheduler.placement import Shortage
 from hypnos_engine.scheduler.state import ModelState, State, Waiting
 
@@ -34,10 +34,8 @@ def _book_parking(state: State, model: ModelState, to_tier: Tier, out: list[fx.E
     wanted = min(model.plan.placement.vram_kv_and_workspace_bytes or model.plan.footprint.kv, cap)
     keep_parked(state, cap - wanted, out)
     wanted = min(wanted, cap - ledger.parked_bytes(state))
-    free = ledger.free_without(state, Gone(models=frozenset((model.spec.id,)))).host_bytes
     # The worker's own memory is not free yet while it saves.
-    free -= model.private_bytes if not state.budgets.one_pool else 0
-    model.parked_bytes = max(0, min(wanted, free))
+    model.parked_bytes = max(0, min(wanted, ledger.free_without(state, ledger.NOBODY).host_bytes))
     return model.parked_bytes
 
 
@@ -114,8 +112,15 @@ def end_step(state: State, waiting: Waiting, now: float, out: list[fx.Effect]) -
         out.append(fx.WorkflowEnded(waiting.workflow.name, duration_s))
 
 
-def no_room(state: State, model: ModelState, lacking: Shortage) -> InsufficientMemory:
+def no_room(state: State, model: ModelState, lacking: Shortage) -> HypnosError:
     """The error for a model that does not fit, with the bytes and who holds them."""
+    could_go = ledger.idle_beside(state, model) if model.promoted else ledger.all_that_may_leave(state, model)
+    if ledger.is_capped(state, model, could_go):
+        return ProcessMemoryCap(
+            f"The model '{model.spec.id}' does not fit under the cap on the memory of Hypnos and its workers "
+            f"(hardware.max_process_memory_bytes): {short(lacking)} Raise the cap, give the model a smaller "
+            "context_len, or choose a smaller variant."
+        )
     holders = [m for m in state.models.values() if m.residency is not Residency.COLD and m is not model]
     if not model.promoted:
         holders = [m for m in holders if not m.may_leave]

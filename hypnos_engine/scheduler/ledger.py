@@ -88,6 +88,24 @@ def host_booked(state: State, gone: Gone = NOBODY) -> int:
     return total + sum(lines.values())
 
 
+def host_budget(state: State) -> int:
+    """Host memory that may be booked: the budget, or what the cap on the program's own memory leaves of it."""
+    budgets = state.budgets
+    return (
+        budgets.host_bytes if budgets.process_cap_bytes is None else min(budgets.host_bytes, budgets.process_cap_bytes)
+    )
+
+
+def is_capped(state: State, model: ModelState, gone: Gone) -> bool:
+    """Whether the cap on the program's own memory is all that keeps a model from being loaded."""
+    beyond = state.budgets.host_bytes - host_budget(state)
+    if not beyond:
+        return False
+    free = free_without(state, gone, model.files, beyond_cap=beyond)
+    cells = context_cells(model.spec, model.shape)
+    return isinstance(plan(model.spec, model.shape, cells, free, known_error(state, model, cells)), Plan)
+
+
 def device_booked(state: State, device: int, gone: Gone = NOBODY) -> int:
     """What is booked of one accelerator's own memory."""
     return sum(
@@ -118,13 +136,14 @@ def parked_bytes(state: State) -> int:
     return sum(model.parked_bytes for model in state.models.values())
 
 
-def free_without(state: State, gone: Gone, path: str | None = None) -> Free:
+def free_without(state: State, gone: Gone, path: str | None = None, *, beyond_cap: int = 0) -> Free:
     """Bytes that a new worker could take if all that is `gone` had left; `path` is the file set it would map.
 
-    The budget minus what is booked, and never more than the machine really has left.
+    The budget minus what is booked, and never more than the machine really has left. `beyond_cap` asks what there
+    would be if the cap on the program's own memory were so much higher.
     """
     budgets = state.budgets
-    host = budgets.host_bytes - host_booked(state, gone)
+    host = host_budget(state) + beyond_cap - host_booked(state, gone)
     # Mapped pages are part of what the kernel calls available already; private and held memory comes back on leaving.
     returned = sum(state.models[ModelId(name)].private_bytes for name in gone.models)
     returned += sum(state.files[name].held_bytes for name in gone.files)

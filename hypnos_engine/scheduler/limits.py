@@ -18,6 +18,8 @@ class Budgets:
     """How much of the host's budget may be pages that are held for models without a worker; 0 = none are held."""
     park_bytes: int = 0
     """How much of the host's budget may be parked conversations; 0 = none are parked."""
+    process_cap_bytes: int | None = None
+    """How much host memory workers and held pages may take so that the program stays below its cap; None = no cap."""
     disk_bytes_per_s: float = 1.5e9
     """From tier 3 to tier 2."""
     device_bytes_per_s: float = 1.0e10

@@ -10,7 +10,7 @@ from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import changes, leaving, ledger, order, pages, room, threads
 from hypnos_engine.scheduler import effects as fx
 from hypnos_engine.scheduler import events as ev
-from hypnos_engine.scheduler.corrections import error_fraction, once_touched
+from hypnos_engine.scheduler.corrections import error_fraction, once_touched, private_bytes
 from hypnos_engine.scheduler.ledger import Gone, What, human
 from hypnos_engine.scheduler.placement import Plan, Shortage
 from hypnos_engine.scheduler.room import Victims
@@ -25,6 +25,11 @@ SOON_S = 5.0
 WORTH_MORE = 0.9
 """A model is loaded ahead of time only if what leaves for it costs less than this share of what it saves."""
 SHOWN_ALTERNATIVES = 8
+GROWN = 1.5
+"""A worker that holds so many times the private memory that it had after its load ..."""
+GROWN_LEAST_BYTES = 2**30
+"""... and so much besides is started anew: libraries leak, and heaps come apart. Less may well be what a worker sets
+aside on purpose: checkpoints of caches, and states of idle conversations."""
 NEARLY = 0.9
 """A plan that gives an accelerator this share of the layers that it could have at best is as good as the best."""
 
@@ -43,7 +48,7 @@ Claims = Mapping[ModelId, Claim]
 # --- which model is loaded next -------------------------------------------------------------------------------------
 
 
-def is_loadable(model: ModelState, now: float) -> bool:
+def is_loadable(state: State, model: ModelState, now: float) -> bool:
     """Whether a load of the model may begin at all."""
     return (
         model.residency is Residency.COLD
@@ -51,12 +56,13 @@ def is_loadable(model: ModelState, now: float) -> bool:
         and model.problem is None
         and model.change is None
         and model.spec.enabled
+        and not state.is_taken(model)
     )
 
 
 def settle(state: State, waiting: list[ModelState], claims: Claims, now: float, out: list[fx.Effect]) -> None:
     """Steps 5 and 6 of the scheduler. `waiting` are the models for which requests wait."""
-    wanted = [m for m in waiting if m.residency is Residency.COLD and m.waiting and is_loadable(m, now)]
+    wanted = [m for m in waiting if m.residency is Residency.COLD and m.waiting and is_loadable(state, m, now)]
     if state.wishing:
         for name in sorted(state.wishing):
             model = state.models.get(name)
@@ -64,7 +70,7 @@ def settle(state: State, waiting: list[ModelState], claims: Claims, now: float, 
                 state.wishing.discard(name)
                 if model is not None and not model.waiting:
                     model.promised = False
-            elif not model.waiting and is_loadable(model, now):
+            elif not model.waiting and is_loadable(state, model, now):
                 wanted.append(model)
     if not wanted:
         return
@@ -242,6 +248,7 @@ def _evict(
 ) -> bool:
     """Let what was found leave for a model; False where that were parked conversations only, for they are gone now."""
     evicted: list[ModelId] = []
+    capped = ledger.is_capped(state, model, ledger.NOBODY)
     numbers = (("needed_bytes", lacking.needed_bytes), ("free_bytes", lacking.free_bytes))
     spared = tuple(
         fx.Alternative(ModelId(other.item.name), other.cost, "its loss would cost more")
@@ -267,7 +274,8 @@ def _evict(
                 alternatives=spared,
             )
         )
-        reason = "device_out_of_memory" if model.out_of_memory else "memory_budget"
+        reason = "process_memory_cap" if capped else "memory_budget"
+        reason = "device_out_of_memory" if model.out_of_memory else reason
         leaving.unload(state, victim, model.spec.id, reason, None, out)
     model.evicted_for_load = tuple(evicted)
     model.promised = True
@@ -357,9 +365,35 @@ def _measured(state: State, model: ModelState, plan: Plan, context_len: int, mea
     planned = plan.footprint
     held = replace(once_touched(planned, measured), device_context=planned.device_context)
     model.measured = held
+    model.baseline_bytes, model.grown = private_bytes(held), False
     model.plan = replace(plan, placement=replace(plan.placement, allocated_context_len=context_len))
     if context_len == plan.placement.allocated_context_len and model.shape is not None:
         state.corrections.learn(model.spec.weights_path, context_len, planned, held, model.correction)
+
+
+def measured_again(state: State, event: ev.WorkerMeasured, out: list[fx.Effect]) -> None:
+    """Book what a worker has grown by, and note when it has grown so far that it is better started anew."""
+    model = state.models.get(event.model)
+    if model is None or model.residency is not Residency.READY or model.measured is None:
+        return
+    more = event.private_bytes - private_bytes(model.measured)
+    if more > 0:
+        model.measured = replace(model.measured, anonymous=model.measured.anonymous + more)
+        if ledger.host_booked(state) > ledger.host_budget(state):
+            state.shrinking = state.unsettled = True
+    allowed = GROWN * model.baseline_bytes + GROWN_LEAST_BYTES
+    if event.private_bytes <= allowed or model.grown:
+        return
+    model.grown = state.unsettled = True
+    out.append(
+        fx.Record(
+            "grown",
+            model.spec.id,
+            f"The worker of {model.spec.id} holds {human(event.private_bytes)} where it began with "
+            f"{human(model.baseline_bytes)}: it is started anew as soon as nobody uses it.",
+            (("private_bytes", event.private_bytes), ("baseline_bytes", model.baseline_bytes)),
+        )
+    )
 
 
 def memory_changed(

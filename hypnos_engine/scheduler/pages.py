@@ -70,6 +70,8 @@ def settle(state: State, now: float, out: list[fx.Effect]) -> None:
         if model.residency in (Residency.LOADING, Residency.READY) and not model.spec.keep_warm_in_ram:
             del state.wanted_pages[path]  # it was wanted for a load, and that has come
             continue
+        if path in state.taken_files:
+            continue
         if _left_for_a_waiter(state, files):  # they would only be dropped again
             continue
         if _lacking_bytes(state, model, Gone()) <= 0:  # 2

@@ -292,12 +292,20 @@ def _place(parts: _Known, split: Split | None, spread: Spread, cells: int, free:
 def _written_out(parts: Parts, split: Split | None, spread: Spread, cells: int, free: Free, error: Correction) -> Plan:
     shape, layers = parts.shape, len(parts.shape.layers)
     footprint = _footprint(parts, split, len(spread), free, error)
-    if split is None or free.unified:
+    if free.unified:  # whoever computes, all of it is in the one memory there is
         placement = Placement(
             primary_tier=Tier.GPU,
             gpu_layers=layers,
             vram_weight_bytes=shape.tensor_bytes,
             vram_kv_and_workspace_bytes=parts.kv + parts.workspace,
+            allocated_context_len=cells,
+        )
+        return Plan(placement, footprint, mapped_bytes=_mapped(parts, split, footprint, free))
+    if split is None:
+        placement = Placement(
+            primary_tier=Tier.RAM,
+            pinned_ram_layers=layers,
+            pinned_ram_bytes=shape.tensor_bytes,
             allocated_context_len=cells,
         )
         return Plan(placement, footprint, mapped_bytes=_mapped(parts, split, footprint, free))

@@ -133,6 +133,10 @@ class ModelState:
     """The version of the memory, and the models closed for it, with which it was found that it has to wait."""
     best: tuple[int, Plan | Shortage] | None = None
     """The best place that it could have if everything that may leave had left, for a version of the memory."""
+    baseline_bytes: int = 0
+    """Private memory of its worker as it was after the load, or after the last growth of its context."""
+    grown: bool = False
+    """Its worker has taken far more memory since: it is started anew when nobody uses it."""
     out_of_memory: bool = False
     """The last load failed for want of device memory and is tried once more."""
     parked_bytes: int = 0
@@ -230,6 +234,7 @@ class ModelState:
         self.plan = None
         self.measured = None
         self.resizing = False
+        self.grown = False
         self.threads = 0
         self.load_fraction = 0.0
         self.evicted_for_load = ()
@@ -268,6 +273,8 @@ class State:
     """What each accelerator is believed to have less than it says, since an allocation failed there."""
     lost_devices: set[int] = field(default_factory=set)
     files: dict[str, FileSet] = field(default_factory=dict)
+    taken_files: frozenset[str] = frozenset()
+    """File sets that are being changed on disk: nobody may have them open."""
     wanted_pages: dict[str, ModelId] = field(default_factory=dict)
     """File sets to be held as soon as there is room, each with a model that uses it."""
     corrections: Corrections = field(default_factory=Corrections)
@@ -293,13 +300,18 @@ class State:
         self.memory_version += 1
 
     def stage(self, model: ModelState) -> None:
-        """Want a model in tier 1 although nobody waits for it."""
-        model.staged = True
-        self.wishing.add(model.spec.id)
+        """Want a model in tier 1 although nobody waits for it; one that is switched off is not wanted anywhere."""
+        if model.spec.enabled:
+            model.staged = True
+            self.wishing.add(model.spec.id)
 
     def users(self, path: str) -> Iterator[ModelState]:
         """The models that are loaded from these files."""
         return (model for model in self.models.values() if model.spec.weights_path == path)
+
+    def is_taken(self, model: ModelState) -> bool:
+        """Whether the model's files are being changed on disk."""
+        return model.files in self.taken_files
 
     def is_read(self, path: str) -> bool:
         """Whether a worker is being loaded from these files."""

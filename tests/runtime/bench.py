@@ -8,7 +8,7 @@ from hypnos_engine.domain.kinds import EngineKind, Modality
 from hypnos_engine.domain.model import ModelId, ModelSpec
 from hypnos_engine.engines.fake import FakeEngine, FakeScript
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.runtime.dispatcher import Dispatcher
+from hypnos_engine.runtime.dispatcher import Dispatcher, Surroundings
 from hypnos_engine.runtime.lease import Ask, Lease
 from hypnos_engine.scheduler import events as ev
 from hypnos_engine.scheduler.core import Scheduler
@@ -70,7 +70,7 @@ async def bench(
             raise OSError("no sample")
         return ev.MachineSampled(memory_bytes)
 
-    on.dispatcher = Dispatcher(scheduler, make, weights_path=lambda _model: "", sample=sample)
+    on.dispatcher = Dispatcher(scheduler, Surroundings(make, lambda _model: None, sample=sample))
     budgets = Budgets((), memory_bytes, 2, device_layers=False)
     on.dispatcher.post(ev.MachineSampled(memory_bytes), ev.BudgetsSet(budgets))
     try:

@@ -110,7 +110,7 @@ async def test_leaving_at_any_turn_of_the_loop_leaves_no_lease() -> None:
                 await request
             assert on.leases("a") == 0
             assert on.queued("a") == 0
-            assert not on.dispatcher._waiting
+            assert len(on.dispatcher.wishes) == 0
             await on.dispatcher.drain(0.0)
             assert all(engine.running == 0 for engine in on.engines)
 
@@ -151,15 +151,14 @@ async def test_drain_says_when_somebody_stayed() -> None:
         assert not await on.dispatcher.drain(0.0)
 
 
-async def test_stop_ends_a_worker_that_is_loading() -> None:
+async def test_stop_ends_a_worker_that_is_loading_and_tells_whoever_waits_for_it() -> None:
     gate = asyncio.Event()
     async with bench("a", scripts={"a": [FakeScript(load_gate=gate)]}) as on:
         waiting = asyncio.create_task(ask(on, "a"))
         await on.dispatcher.until(lambda: bool(on.engines))
         await on.dispatcher.stop()
         assert (await on.engines[0].exited()).expected
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(Cancelled):
             await waiting
 
 

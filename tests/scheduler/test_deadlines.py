@@ -116,6 +116,23 @@ def test_a_deadline_shorter_than_the_load_is_refused_and_loads_nothing() -> None
     assert not world.loading
 
 
+def test_a_deadline_of_nothing_is_met_by_a_model_that_is_ready() -> None:
+    """[§1.2-15]"""
+    world = two_that_do_not_fit_together()
+    world.serve("a")
+    assert world.arrive("a", deadline_s=0.0) in world.leases
+
+
+def test_a_deadline_of_nothing_is_over_at_once_where_the_request_would_wait() -> None:
+    world = World({"a": 3 * GIB}, budget_bytes=5 * GIB, limits=ROOMY, specs=[spec("a", slots=1)])
+    world.serve("a")
+    world.arrive("a")
+    late = world.arrive("a", deadline_s=0.0)
+    world.pass_time(0.0)
+    assert isinstance(world.refused[late], DeadlineUnmeetable)
+    assert late not in world.waiting
+
+
 def test_a_refused_deadline_never_enters_the_queue() -> None:
     world = two_that_do_not_fit_together()
     world.serve("a", takes_s=4.0)

@@ -192,6 +192,8 @@ def test_a_wait_says_for_what() -> None:
         "its memory is held by models at work (a).",
         "memory is being freed for it.",
     ]
+    words = [record.reason for record in world.recorded("wait")]
+    assert words[:5] == ["loading", "other_load", "slots", "memory", "freeing"]
 
 
 def test_a_wait_gives_its_place_and_how_long_it_may_take() -> None:

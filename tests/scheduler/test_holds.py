@@ -128,6 +128,24 @@ def test_on_one_pool_everything_that_the_accelerator_works_on_leaves() -> None:
     assert isinstance(world.refused[world.arrive("b")], ModelNotAvailable)
 
 
+def test_on_one_pool_what_the_processor_runs_meanwhile_stays_and_moves_over_afterwards() -> None:
+    world = World({"a": 3 * GIB}, budget_bytes=8 * GIB, limits=ON_THE_PROCESSOR)
+    world.budgets = replace(world.budgets, device_layers=True)
+    world.send(ev.BudgetsSet(world.budgets))
+    world.serve("a")
+    world.send(ev.HoldStarted())
+    world.finish_unload("a")
+    world.arrive("a")
+    world.finish_load("a")
+    assert not world.unloading
+    assert world.ready[A].plan.footprint.device == 0
+    assert len(world.leases) == 1
+    world.end(next(iter(world.leases)))
+    world.send(ev.HoldEnded())
+    world.run_dry()
+    assert world.ready[A].plan.footprint.device > 0
+
+
 # --- its end --------------------------------------------------------------------------------------------------------
 
 
@@ -267,3 +285,15 @@ def test_a_worker_that_dies_on_its_way_to_the_accelerator_is_loaded_there_all_th
     assert world.loading[A].plan.devices
     world.cancel(request)
     world.finish_load("a")
+
+
+def test_what_was_switched_off_meanwhile_stays_away_also_when_it_is_switched_on_again() -> None:
+    world = accelerated()
+    world.serve("a")
+    world.send(ev.HoldStarted())
+    world.send(ev.ModelSwitched(A, False))
+    world.finish_unload("a")
+    world.send(ev.HoldEnded())
+    assert not world.scheduler.state.models[A].staged
+    world.send(ev.ModelSwitched(A, True))
+    assert not world.loading

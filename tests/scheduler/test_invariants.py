@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hypnos_engine.domain.errors import DeviceOutOfMemory
-from hypnos_engine.domain.kinds import EngineKind, Priority, Tier
+from hypnos_engine.domain.kinds import EngineKind, MoeOffload, Priority, Tier
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import events as ev
 from tests.scheduler.world import GIB, LIMITS, PINNED, World, shape, spec
@@ -47,8 +47,9 @@ class Machine(RuleBasedStateMachine):
         devices=st.sampled_from([(), (), (4 * GIB,), (8 * GIB,), (3 * GIB, 6 * GIB)]),
         tier2=st.sampled_from([0, 3 * GIB, 8 * GIB]),
         park=st.sampled_from([0, 200 * 2**20, GIB]),
+        cap=st.sampled_from([None, None, 5 * GIB]),
     )
-    def start(self, budget: int, devices: tuple[int, ...], tier2: int, park: int) -> None:
+    def start(self, budget: int, devices: tuple[int, ...], tier2: int, park: int, cap: int | None) -> None:
         specs = [spec(name, **SETTINGS.get(name, {})) for name in NAMES]
         limits = replace(LIMITS, hold_uses_cpu=park > 0)
         self.world = World(
@@ -58,6 +59,7 @@ class Machine(RuleBasedStateMachine):
             device_bytes=devices,
             tier2_bytes=min(tier2, budget),
             park_bytes=park,
+            cap_bytes=cap,
             limits=limits,
         )
 
@@ -112,6 +114,15 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks, ok=st.booleans())
     def end(self, pick: random.Random, ok: bool) -> None:
         self.world.end(pick.choice(sorted(self.world.leases)), ok=ok)
+
+    @rule(name=busy_names, mode=st.sampled_from(MoeOffload))
+    def set_offload(self, name: str, mode: MoeOffload) -> None:
+        self.world.send(ev.OffloadSet(ModelId(name), mode))
+
+    @precondition(lambda self: self.world.ready)
+    @rule(pick=picks, more=st.sampled_from([2**20, 400 * 2**20, 2 * GIB]))
+    def a_worker_grows(self, pick: random.Random, more: int) -> None:
+        self.world.grow(pick.choice(sorted(self.world.ready)), more)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,13 @@
 """Tiers by hand (contract §14.2): done at once where that is possible, else refused at once; never queued."""
 
-from hypnos_engine.domain.errors import InsufficientMemory, LoadFailed, ModelBusy, ModelDisabled, ModelNotFound
+from hypnos_engine.domain.errors import (
+    InsufficientMemory,
+    LoadFailed,
+    ModelBusy,
+    ModelDisabled,
+    ModelNotAvailable,
+    ModelNotFound,
+)
 from hypnos_engine.domain.kinds import LoadMode, Priority, Tier
 from hypnos_engine.domain.model import ModelId
 from hypnos_engine.scheduler import events as ev
@@ -165,6 +172,15 @@ def test_without_a_second_tier_nothing_can_be_moved_there_and_the_model_stays() 
     assert tier(world, "a") is Tier.GPU
 
 
+def test_pages_that_cannot_be_read_are_not_said_to_lack_room() -> None:
+    world = two_that_do_not_fit_together(tier2_bytes=4 * GIB)
+    wish = world.move("a", Tier.RAM)
+    world.finish_fill("a.gguf", share=0.0)
+    error = world.refused[wish]
+    assert isinstance(error, ModelNotAvailable)
+    assert "room" not in error.message.replace("although there is room for them", "")
+
+
 def test_pages_that_do_not_fit_beside_the_others_are_refused() -> None:
     world = two_that_do_not_fit_together(tier2_bytes=4 * GIB, budget_bytes=8 * GIB)
     world.move("a", Tier.RAM)
@@ -296,12 +312,22 @@ def test_a_model_that_cannot_be_used_says_why() -> None:
     assert isinstance(world.refused[world.move("a", Tier.GPU)], LoadFailed)
 
 
-def test_a_model_that_is_about_to_be_removed_is_not_found() -> None:
+def test_a_model_that_cannot_be_used_may_leave_all_the_same() -> None:
+    world = two_that_do_not_fit_together(tier2_bytes=4 * GIB)
+    world.serve("a")
+    world.send(ev.ModelInspected(A, None, LoadFailed("the file is cut off")))
+    wish = world.move("a", Tier.DISK)
+    world.run_dry()
+    assert wish in world.moved
+    assert tier(world, "a") is Tier.DISK
+
+
+def test_a_model_that_is_about_to_be_removed_may_stay_and_is_busy() -> None:
     world = two_that_do_not_fit_together()
     world.arrive("a")
     world.finish_load("a")
     world.change(ev.ModelRemoved(A))
-    assert isinstance(world.refused[world.move("a", Tier.DISK)], ModelNotFound)
+    assert isinstance(world.refused[world.move("a", Tier.DISK)], ModelBusy)
 
 
 def test_who_is_being_moved_is_nobodys_victim() -> None:

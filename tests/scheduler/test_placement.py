@@ -176,8 +176,8 @@ def test_without_a_lower_bound_the_processor_does_it_all() -> None:
     answer = placed(plan(spec(), DENSE, CELLS, discrete(0)))
     assert answer.footprint.device == answer.footprint.device_context == 0
     assert answer.footprint.file_pages == DENSE.tensor_bytes
-    assert answer.placement.gpu_layers == LAYERS
-    assert answer.placement.pinned_ram_layers == 0
+    assert (answer.placement.gpu_layers, answer.placement.pinned_ram_layers) == (0, LAYERS)
+    assert (answer.placement.vram_weight_bytes, answer.placement.pinned_ram_bytes) == (0, DENSE.tensor_bytes)
 
 
 def test_a_refusal_names_the_memory_that_is_missing() -> None:

@@ -199,12 +199,15 @@ def test_a_removed_model_goes_when_its_requests_have_ended() -> None:
     world.finish_load("a")
     waiting = world.arrive("a")
     world.change(ev.ModelRemoved(A))
-    assert isinstance(world.refused[world.arrive("a")], ModelNotFound)
+    late = world.arrive("a")
+    assert late not in world.refused, "who comes during a removal waits [§6.4-34]"
     for request in running:
         world.end(request)
     assert world.unloading[A].to_tier is Tier.DISK
     world.finish_unload("a")
     assert isinstance(world.refused[waiting], ModelNotFound)
+    assert isinstance(world.refused[late], ModelNotFound)
+    assert isinstance(world.refused[world.arrive("a")], ModelNotFound)
     assert world.changed == [fx.PoolChanged(A, done=True)]
     assert A not in world.scheduler.state.models
 
@@ -259,6 +262,17 @@ def test_a_change_that_took_too_long_is_given_up_and_the_model_goes_on(
     world.send(ev.ChangeAbandoned(A))
     assert world.changed == [fx.PoolChanged(A, done=False)]
     assert world.arrive("a") in world.leases
+
+
+def test_who_came_during_a_removal_that_was_given_up_is_served() -> None:
+    """[§17-08]"""
+    world = one_model()
+    running = world.arrive("a")
+    world.finish_load("a")
+    world.change(ev.ModelRemoved(A))
+    late = world.arrive("a")
+    world.send(ev.ChangeAbandoned(A))
+    assert {running, late} <= set(world.leases)
 
 
 def test_a_change_whose_model_is_leaving_already_is_not_given_up() -> None:
@@ -331,3 +345,59 @@ def test_a_model_whose_change_is_pending_is_busy_for_a_move_only_while_it_is_use
     world.finish_load("a")
     replaced(world)
     assert isinstance(world.refused[world.move("a", Tier.DISK)], ModelBusy)
+
+
+# --- files that change on disk --------------------------------------------------------------------------------------
+
+
+def test_whatever_has_files_open_goes_while_they_change_and_requests_wait() -> None:
+    world = one_model(tier2_bytes=4 * GIB, specs=[spec("a", keep_warm_in_ram=True)])
+    world.finish_fill("a.gguf")
+    running = world.arrive("a")
+    world.finish_load("a")
+    world.send(ev.FilesTaken(frozenset({"a.gguf"})))
+    late = world.arrive("a")
+    assert set(world.leases) == {running}
+    world.end(running)
+    assert world.unloading[A].reason == "files"
+    world.finish_unload("a")
+    assert world.dropping == {"a.gguf"}
+    world.run_dry()
+    assert not world.loading, "nothing is loaded from files that change"
+    assert late not in world.refused
+    world.send(ev.FilesReturned(frozenset({"a.gguf"})))
+    world.finish_load("a")
+    assert late in world.leases
+
+
+def test_no_model_is_moved_while_its_files_change() -> None:
+    world = one_model()
+    world.send(ev.FilesTaken(frozenset({"a.gguf"})))
+    assert isinstance(world.refused[world.move("a", Tier.GPU)], ModelBusy)
+    world.send(ev.FilesReturned(frozenset({"a.gguf"})))
+    wish = world.move("a", Tier.GPU)
+    world.finish_load("a")
+    assert wish not in world.refused
+
+
+def test_a_replaced_model_begins_on_disk_though_its_file_stays_the_same() -> None:
+    """[§6.4-41]"""
+    world = one_model(tier2_bytes=4 * GIB)
+    world.serve("a")
+    wish = world.move("a", Tier.RAM)
+    world.finish_unload("a")
+    world.finish_fill("a.gguf")
+    assert wish not in world.refused
+    assert world.scheduler.tier(A) is Tier.RAM
+    world.change(ev.ModelReplaced(spec("a", slots=1), shape(3 * GIB), None))
+    assert world.dropping == {"a.gguf"}
+    assert world.scheduler.tier(A) is Tier.DISK
+
+
+def test_pages_stay_for_another_model_with_the_same_file() -> None:
+    specs = [spec("a"), spec("b", weights_path="a.gguf")]
+    world = World({"a": 3 * GIB, "b": 3 * GIB}, budget_bytes=8 * GIB, tier2_bytes=4 * GIB, specs=specs)
+    world.move("a", Tier.RAM)
+    world.finish_fill("a.gguf")
+    world.change(ev.ModelReplaced(spec("a", weights_path="other.gguf"), shape(GIB), None))
+    assert not world.dropping

@@ -40,6 +40,7 @@ class World:
         park_bytes: int = 0,
         limits: Limits = LIMITS,
         cores: int = 4,
+        cap_bytes: int | None = None,
     ) -> None:
         self.specs = list(specs or [spec(name) for name in sizes])
         self.limits = limits
@@ -47,7 +48,13 @@ class World:
         self.now = 0.0
         self.sizes = sizes
         self.budgets = Budgets(
-            device_bytes, budget_bytes, cores, bool(device_bytes), tier2_bytes=tier2_bytes, park_bytes=park_bytes
+            device_bytes,
+            budget_bytes,
+            cores,
+            bool(device_bytes),
+            tier2_bytes=tier2_bytes,
+            park_bytes=park_bytes,
+            process_cap_bytes=cap_bytes,
         )
         self.shrinking = False
         """A smaller budget takes effect step by step."""
@@ -177,7 +184,7 @@ class World:
     def die(self, name: str, error: HypnosError | None = None) -> None:
         self.ready.pop(ModelId(name))
         closing = self.scheduler.state.models[ModelId(name)].closing
-        if closing is not None and closing.reason == "full_gpu_placement":
+        if closing is not None and closing.reason in ("full_gpu_placement", "grown"):
             self.wished.add(ModelId(name))
         self.resizing.pop(ModelId(name), None)
         self.lost |= {request for request, model in self.leases.items() if model == name}
@@ -187,6 +194,12 @@ class World:
         cells = self.resizing.pop(ModelId(name))
         footprint = self.scheduler.state.models[ModelId(name)].footprint
         self.send(ev.ContextResized(ModelId(name), cells, footprint))
+
+    def grow(self, name: str, more_bytes: int) -> None:
+        """A worker is seen to hold more private memory than is booked."""
+        self.shrinking = True
+        private = self.scheduler.state.models[ModelId(name)].private_bytes
+        self.send(ev.WorkerMeasured(ModelId(name), private + more_bytes))
 
     def finish_fill(self, path: str, *, share: float = 1.0) -> None:
         held = int(self.filling.pop(path) * share)
@@ -220,6 +233,11 @@ class World:
     def set_budget(self, host_bytes: int) -> None:
         self.shrinking = self.shrinking or host_bytes < self.budgets.host_bytes
         self.budgets = replace(self.budgets, host_bytes=host_bytes)
+        self.send(ev.BudgetsSet(self.budgets))
+
+    def set_cap(self, cap_bytes: int | None, *, host_bytes: int) -> None:
+        self.shrinking = True
+        self.budgets = replace(self.budgets, host_bytes=host_bytes, process_cap_bytes=cap_bytes)
         self.send(ev.BudgetsSet(self.budgets))
 
     def pass_time(self, seconds: float) -> None:
@@ -288,7 +306,7 @@ class World:
                 assert model not in self.resizing, "unloaded while its context is rebuilt"
                 del self.ready[model]
                 self.unloading[model] = effect
-                if effect.reason == "full_gpu_placement":
+                if effect.reason in ("full_gpu_placement", "grown"):
                     self.wished.add(model)
                 elif effect.for_model is not None and effect.for_model not in self.waiting.values():
                     self.wished.add(effect.for_model)
@@ -368,7 +386,7 @@ class World:
     def check(self) -> None:
         state = self.scheduler.state
         assert self.host_recount() == ledger.host_booked(state), "the ledger differs from a recount"
-        within = ledger.host_booked(state) <= self.budgets.host_bytes
+        within = ledger.host_booked(state) <= ledger.host_budget(state)
         assert within or self.shrinking, "more booked than the budget"
         for index, total in enumerate(self.budgets.device_bytes):
             booked = self.device_recount(index)
@@ -425,7 +443,7 @@ class World:
     def _closed_to_newcomers(self) -> dict[ModelId, float]:
         """The models in the way of the oldest waiter at its bound, with the moment at which that one came."""
         state = self.scheduler.state
-        cold = [model for model in state.models.values() if model.waiting and is_loadable(model, self.now)]
+        cold = [model for model in state.models.values() if model.waiting and is_loadable(state, model, self.now)]
         for model, waiter in order.overdue(state, cold):
             if place(state, model, ledger.room_in_flight(state)) is None:
                 enough = good_enough(state, model)
