@@ -15,9 +15,13 @@ EVENT_MAX_BYTES = 16 * 1024 * 1024
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-def event(payload: bytes) -> bytes:
-    """One event whose data is `payload`, which must hold no line end (JSON as it is encoded here has none)."""
-    return b"data: " + payload + b"\n\n"
+def event(payload: bytes, number: int | None = None) -> bytes:
+    """One event whose data is `payload`, which must hold no line end (JSON as it is encoded here has none).
+
+    `number` becomes its `id`: with it a reader that comes back says where it was.
+    """
+    head = b"data: " if number is None else b"id: %d\ndata: " % number
+    return head + payload + b"\n\n"
 
 
 def comment(text: str) -> bytes:

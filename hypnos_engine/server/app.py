@@ -1,86 +1,41 @@
-"""The HTTP application: the table of routes, and the order in which requests pass the checks.
+"""The HTTP application: the routes of the table, what handlers reach through it, and the checks that requests pass.
 
 Wires only; decides nothing about a request and starts nothing.
 """
 
-from typing import Final
-
 from aiohttp import web
 
-from hypnos_engine.api.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
-from hypnos_engine.api.schemas.lifecycle import Health, Ready
-from hypnos_engine.api.schemas.memory import MemoryStatus
-from hypnos_engine.api.schemas.models import ModelEntry, ModelList
+from hypnos_engine.catalog.shelf import Shelf
 from hypnos_engine.runtime.lease import Runtime
-from hypnos_engine.server import chat, lifecycle, memory, middlewares, models, openapi, page
+from hypnos_engine.server import middlewares, page
+from hypnos_engine.server.accounting import ACCOUNTS, Accounts
 from hypnos_engine.server.bodies import BODIES, Bodies
-from hypnos_engine.server.exchange import LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Lifecycle, Parameter, Route
+from hypnos_engine.server.catalog import CATALOG, CatalogDesk
+from hypnos_engine.server.exchange import LATENCIES, LIFECYCLE, OPTIONS, ROUTES, RUNTIME, Lifecycle, Route
 from hypnos_engine.server.options import ServerOptions
+from hypnos_engine.server.request_log import REQUEST_LOG, RequestLog
+from hypnos_engine.server.routes import ALL_ROUTES
+from hypnos_engine.telemetry.decided import Decided
+from hypnos_engine.telemetry.latency import Latencies
 
-MODEL_ID: Final = Parameter("id", "path", "A model's id, percent-encoded where it holds reserved characters.")
-INFERENCE_HEADERS: Final = (
-    Parameter(
-        "x-hypnos-deadline-ms",
-        "header",
-        "Longest wait before the start, in ms; refused with 503 when the estimate is longer. Malformed = ignored.",
-    ),
-    Parameter("x-hypnos-next-model", "header", "Id of the model that the caller will ask next. Accepted and ignored."),
-    Parameter("x-hypnos-workflow", "header", "`name/id` of a multi-step task. Accepted and ignored."),
-    Parameter("x-hypnos-workflow-end", "header", "`true` on the last request of a workflow. Accepted and ignored."),
-)
-
-ALL_ROUTES: Final = (
-    Route("GET", "/", page.show_page, "Status page", {200: "text/html"}, needs_key=False),
-    Route("GET", "/health", lifecycle.show_health, "Whether the process lives", {200: Health}, needs_key=False),
-    Route(
-        "GET",
-        "/ready",
-        lifecycle.show_readiness,
-        "Whether the startup models are in place",
-        {200: Ready, 503: Ready},
-        needs_key=False,
-    ),
-    Route(
-        "GET",
-        "/openapi.json",
-        openapi.show_openapi,
-        "This document",
-        {200: "application/json"},
-        needs_key=False,
-    ),
-    Route("GET", "/v1/models", models.list_models, "Models in service", {200: ModelList}),
-    Route(
-        "GET",
-        "/v1/models/{id:.+}",
-        models.show_model,
-        "One model in service (Hypnos extension of the contract, as OpenAI has it)",
-        {200: ModelEntry},
-        parameters=(MODEL_ID,),
-    ),
-    Route(
-        "GET",
-        "/v1/memory/status",
-        memory.show_memory,
-        "All tiers and models at this moment (Hypnos extension)",
-        {200: MemoryStatus},
-    ),
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        chat.complete_chat,
-        "Answer a conversation",
-        {200: ChatCompletion},
-        request=ChatRequest,
-        parameters=INFERENCE_HEADERS,
-        errors=openapi.INFERENCE,
-        while_staging=False,
-        streams=ChatChunk,
-    ),
-)
+__all__ = ["ALL_ROUTES", "make_app"]
 
 
-def make_app(runtime: Runtime, options: ServerOptions, routes: tuple[Route, ...] = ALL_ROUTES) -> web.Application:
-    """Make the application that serves `runtime`. Made anew for each server; not started."""
+def make_app(
+    runtime: Runtime,
+    options: ServerOptions,
+    routes: tuple[Route, ...] = ALL_ROUTES,
+    *,
+    latencies: Latencies | None = None,
+    decided: Decided | None = None,
+    shelf: Shelf | None = None,
+) -> web.Application:
+    """Make the application that serves `runtime`. Made anew for each server; not started.
+
+    `latencies` is where the times of workflows come from, `decided` where the scheduler's decisions are counted; times
+    of routes are counted into the former.
+    Without a `shelf` there is no catalog.
+    """
     app = web.Application(
         middlewares=[middlewares.serve_request],
         client_max_size=options.max_body_bytes,
@@ -89,8 +44,14 @@ def make_app(runtime: Runtime, options: ServerOptions, routes: tuple[Route, ...]
     app[OPTIONS] = options
     app[LIFECYCLE] = Lifecycle()
     app[ROUTES] = routes
+    app[LATENCIES] = latencies or Latencies()
+    app[REQUEST_LOG] = RequestLog(options.request_log, options.spool_dir)
+    app[ACCOUNTS] = Accounts(app[REQUEST_LOG], app[LATENCIES], decided or Decided())
     app[BODIES] = Bodies(options)
+    if shelf is not None:
+        app[CATALOG] = CatalogDesk(shelf)
     app.on_cleanup.append(_close_bodies)
+    app.on_cleanup.append(_stop_log)
     if (found := page.load_page()) is not None:
         app[page.PAGE] = found
     for route in routes:
@@ -100,6 +61,10 @@ def make_app(runtime: Runtime, options: ServerOptions, routes: tuple[Route, ...]
             app.router.add_route(route.method, route.path, route.handler, expect_handler=middlewares.meet_expectation)
     app.on_response_prepare.append(middlewares.set_headers)
     return app
+
+
+async def _stop_log(app: web.Application) -> None:
+    await app[REQUEST_LOG].stop()
 
 
 async def _close_bodies(app: web.Application) -> None:

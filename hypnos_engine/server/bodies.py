@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from aiohttp import StreamReader, hdrs, web
 
 from hypnos_engine.domain.errors import InvalidRequest, PayloadTooLarge, RequestTimedOut
-from hypnos_engine.server.exchange import OPTIONS
+from hypnos_engine.server.exchange import OPTIONS, exchange_of
 from hypnos_engine.server.options import ServerOptions
 from hypnos_engine.server.packing import Unpacking, packing_of
 from hypnos_engine.server.readers import Readers
@@ -52,7 +52,10 @@ async def read_json(request: web.Request, reading: Reading[R]) -> R:
     options = request.app[OPTIONS]
     content = request.content
     if packing is None and content.is_eof() and content.total_bytes <= min(ALWAYS_QUICK_BYTES, options.max_body_bytes):
-        return reading.read(_whole(content), options)  # it came with its headers
+        body = _whole(content)  # it came with its headers
+        if (payload := exchange_of(request).call.request_payload) is not None:
+            payload.add(body)
+        return reading.read(body, options)
     bodies = request.app[BODIES]
     spool = Spool(bodies.budget, options.spool_dir)
     try:
@@ -62,6 +65,13 @@ async def read_json(request: web.Request, reading: Reading[R]) -> R:
         return await bodies.readers.read(reading, await spool.file(), spool.size_bytes, options)
     finally:
         spool.close()
+
+
+async def read_optional_json(request: web.Request, reading: Reading[R], absent: R) -> R:
+    """As `read_json`; `absent` for a request without a body, whatever its Content-Type says."""
+    if not request.body_exists or request.content_length == 0:
+        return absent
+    return await read_json(request, reading)
 
 
 def too_large(limit_bytes: int) -> PayloadTooLarge:
@@ -102,12 +112,15 @@ async def _receive(request: web.Request, spool: Spool, unpacking: Unpacking | No
         if declared_bytes > MEMORY_MAX_BYTES:
             bodies.readers.prepare()
     since_turn_bytes = 0
+    payload = exchange_of(request).call.request_payload
     while piece := await pace.take():
         for part in (piece,) if unpacking is None else unpacking.feed(piece):
             if spool.size_bytes + len(part) > limit_bytes:
                 raise too_large(limit_bytes)
             if spool.in_memory and spool.size_bytes + len(part) > MEMORY_MAX_BYTES:
                 bodies.readers.prepare()
+            if payload is not None:
+                payload.add(part)
             await spool.add(part)
             since_turn_bytes += len(part)
             if since_turn_bytes >= _TURN_BYTES:

@@ -17,11 +17,12 @@ from hypnos_engine.api.schemas import chat as wire
 from hypnos_engine.api.schemas.telemetry import Telemetry
 from hypnos_engine.domain.errors import Cancelled, EngineFailed, HypnosError
 from hypnos_engine.domain.kinds import FinishReason
-from hypnos_engine.domain.model import ModelId
 from hypnos_engine.engines.base import GenerationEvent
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.runtime.lease import Ask, Lease
+from hypnos_engine.server.accounting import note_grant
 from hypnos_engine.server.answers import json_response
+from hypnos_engine.server.asking import ask_of
 from hypnos_engine.server.bodies import read_json
 from hypnos_engine.server.chat_request import ChatCall, check_abilities
 from hypnos_engine.server.exchange import OPTIONS, RUNTIME, client_left, exchange_of, new_id
@@ -30,6 +31,7 @@ from hypnos_engine.server.models import find_model
 from hypnos_engine.server.readings import CHAT
 from hypnos_engine.server.streaming import EventStream
 from hypnos_engine.server.telemetry import telemetry_of, usage_of
+from hypnos_engine.telemetry.calls import Call
 
 _encode = msgspec.json.Encoder().encode
 
@@ -99,23 +101,37 @@ class Chunks:
 
 async def complete_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, as one JSON object or as a stream of chunks."""
+    exchange = exchange_of(request)
     call = await read_json(request, CHAT)
+    exchange.call.asked(call.model, stream=call.stream)
+    _keep_input(exchange.call, call)
     runtime = request.app[RUNTIME]
     check_abilities(call, find_model(runtime, call.model).spec)
-    ask = Ask(
-        model=ModelId(call.model),
-        key_label=exchange_of(request).key.label,
-        deadline_s=_deadline_s(request.headers.get("x-hypnos-deadline-ms")),
-    )
+    ask = ask_of(request, call.model, cells=call.num_ctx)
     if call.stream:
         return await _stream(request, call, ask)
     async with runtime.lease(ask) as lease:
-        exchange_of(request).estimated_wait_ms = lease.switch.estimated_wait_ms
-        completion = await _collect(lease, call)
+        exchange.estimated_wait_ms = lease.switch.estimated_wait_ms
+        note_grant(exchange.call, lease.switch)
+        completion = await _collect(lease, call, exchange.call)
     return json_response(completion)
 
 
-async def _collect(lease: Lease, call: ChatCall) -> wire.ChatCompletion:
+def _keep_input(noted: Call, call: ChatCall) -> None:
+    """Show the request log what the model is told, as far as the log wants to know."""
+    if noted.input is None:
+        return
+    if isinstance(call.messages, m.PackedMessages):
+        noted.input.add(f"({call.messages.size_bytes} bytes of conversation)".encode())
+        noted.input.cut = True
+        return
+    for message in call.messages:
+        if noted.input.cut:
+            break
+        noted.input.add(f"{message.role}: {message.text()}\n".encode("utf-8", "replace"))
+
+
+async def _collect(lease: Lease, call: ChatCall, noted: Call) -> wire.ChatCompletion:
     answer, thoughts = [], []
     started_s = time.perf_counter()
     finished: m.Finished | None = None
@@ -130,6 +146,10 @@ async def _collect(lease: Lease, call: ChatCall) -> wire.ChatCompletion:
                     finished = event
     if finished is None:
         raise EngineFailed("The engine ended the answer without saying why. Try again.")
+    inference_s = time.perf_counter() - started_s
+    _note_end(noted, finished, inference_s)
+    if noted.output is not None:
+        noted.output.add("".join((*thoughts, *answer)).encode("utf-8", "replace"))
     message = wire.AnswerMessage(content="".join(answer), reasoning_content="".join(thoughts) or UNSET)
     return wire.ChatCompletion(
         id=new_id("chatcmpl-"),
@@ -137,7 +157,13 @@ async def _collect(lease: Lease, call: ChatCall) -> wire.ChatCompletion:
         model=call.model,
         choices=(wire.Choice(message=message, finish_reason=finished.finish_reason),),
         usage=usage_of(finished),
-        hypnos_telemetry=telemetry_of(lease, finished, time.perf_counter() - started_s),
+        hypnos_telemetry=telemetry_of(lease, finished, inference_s),
+    )
+
+
+def _note_end(noted: Call, finished: m.Finished, inference_s: float) -> None:
+    noted.finished(
+        finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens, finished.timing, inference_s
     )
 
 
@@ -145,15 +171,18 @@ async def _stream(request: web.Request, call: ChatCall, ask: Ask) -> web.StreamR
     runtime = request.app[RUNTIME]
     stream = EventStream(request, request.app[OPTIONS].stream, estimated_wait_ms=runtime.estimated_wait_ms(ask.model))
     chunks = Chunks(call.model)
+    exchange = exchange_of(request)
     try:
         async with stream, runtime.lease(ask) as lease:
             if not stream.started:
-                exchange_of(request).estimated_wait_ms = lease.switch.estimated_wait_ms
-            await _relay(lease, call, chunks, stream)
+                exchange.estimated_wait_ms = lease.switch.estimated_wait_ms
+            note_grant(exchange.call, lease.switch)
+            await _relay(lease, call, chunks, stream, exchange.call)
     except (Exception, asyncio.CancelledError) as error:
         cause = _told_in_stream(error, request, stream)
         if cause is None:
             raise
+        exchange.call.failure = cause
         await stream.send(chunks.failed(cause.message), sse.DONE)
     return await stream.end()
 
@@ -171,18 +200,23 @@ def _told_in_stream(error: BaseException, request: web.Request, stream: EventStr
     return EngineFailed(f"Internal error. The server's log has the details under {exchange.id}.")
 
 
-async def _relay(lease: Lease, call: ChatCall, chunks: Chunks, stream: EventStream) -> None:
+async def _relay(lease: Lease, call: ChatCall, chunks: Chunks, stream: EventStream, noted: Call) -> None:
     """Pass a generation on as contract §7.4 orders it. The status goes out when the prompt is accepted."""
     started_s = time.perf_counter()
+    output = noted.output
     async with _generation(lease, call) as events:
         async for event in events:
             match event:
                 case m.Accepted():
                     await stream.send(chunks.first())
                 case m.Delta() if event.text:
+                    if output is not None:
+                        output.add(event.text.encode("utf-8", "replace"))
                     await stream.send(chunks.text(event))
                 case m.Finished():
-                    last = chunks.last(event, lease, time.perf_counter() - started_s)
+                    inference_s = time.perf_counter() - started_s
+                    _note_end(noted, event, inference_s)
+                    last = chunks.last(event, lease, inference_s)
                     await stream.send(last, sse.DONE)
                     return
     raise EngineFailed("The engine ended the answer without saying why. Try again.")
@@ -200,12 +234,3 @@ def _generation(lease: Lease, call: ChatCall) -> aclosing[AsyncGenerator[Generat
             thinking=call.thinking,
         )
     )
-
-
-def _deadline_s(header: str | None) -> float | None:
-    """The longest wait before the start; a malformed value is as if it were not sent."""
-    try:
-        wait_ms = float(header or "")
-    except ValueError:
-        return None
-    return wait_ms / 1000 if 0 <= wait_ms < float("inf") else None

@@ -14,6 +14,7 @@ from aiohttp.web_request import BaseRequest
 
 from hypnos_engine.api.error_table import INVALID, SERVER_ERROR
 from hypnos_engine.api.schemas.errors import ErrorBody, ErrorDetail
+from hypnos_engine.journal import Line
 from hypnos_engine.server.answers import json_response, stamp
 from hypnos_engine.server.exchange import Exchange
 
@@ -30,7 +31,7 @@ class AccessLog(AbstractAccessLogger):
 
     def __init__(self) -> None:
         super().__init__(log, "")
-        self._lines: list[str] = []
+        self._lines: list[Line] = []
 
     @property
     def enabled(self) -> bool:
@@ -38,10 +39,11 @@ class AccessLog(AbstractAccessLogger):
 
     def log(self, request: BaseRequest, response: web.StreamResponse, time: float) -> None:
         """Say that a request was answered after `time` seconds."""
-        self._lines.append(
-            f"{response.headers.get('x-request-id', '-')} {request.method} {request.rel_url.raw_path} "
+        what = (
+            f"{request.method} {request.rel_url.raw_path} "
             f"{response.status} {response.body_length}B {time:.3f}s {request.remote or '-'}"
         )
+        self._lines.append(Line(response.headers.get("x-request-id", "-"), what))
         if len(self._lines) == 1:
             asyncio.get_running_loop().call_later(MOMENT_S, self.flush)
 
@@ -49,7 +51,8 @@ class AccessLog(AbstractAccessLogger):
         """Write what was said."""
         if self._lines:
             lines, self._lines = self._lines, []
-            self.logger.info("%s", "\n".join(lines))
+            text = "\n".join(f"{line.request_id} {line.text}" for line in lines)
+            self.logger.info("%s", text, extra={"lines": tuple(lines)})
 
 
 class Connections:

@@ -13,9 +13,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from hypnos_engine.domain.kinds import Modality
 from hypnos_engine.runtime.lease import Runtime
 from hypnos_engine.server.keys import LOCAL
 from hypnos_engine.server.options import AccessKey, ServerOptions
+from hypnos_engine.telemetry.calls import Call
+from hypnos_engine.telemetry.latency import Latencies
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,6 +45,10 @@ class Parameter:
     where: str
     about: str
     schema: str = "string"
+    least: int | None = None
+    """Smallest value of a number."""
+    choices: tuple[str, ...] = ()
+    """All values that are taken; empty = any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,19 @@ class Route:
     admin: bool = False
     while_staging: bool = True
     """Whether the route works before the startup models are staged (contract §3)."""
-    streams: type[Any] | None = None
+    streams: Any = None
     """Schema of one event, where the route can answer with a stream."""
+    endless: bool = False
+    """True for a stream that goes on until its reader leaves; it ends when the server begins to shut down."""
+    optional_body: bool = False
+    """True where `request` may be left out."""
+    inference: Modality | None = None
+    """What its calls ask of a model; None for a route that calls none. Calls are in the request log (contract §15)."""
+
+    @property
+    def public_path(self) -> str:
+        """The path as the documentation and the metrics name it."""
+        return self.path.replace("{id:.+}", "{id}")
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +95,12 @@ class Exchange:
     """Set once the request is admitted, when an estimate was made (contract §1.2)."""
     limit: asyncio.Timeout | None = None
     task: asyncio.Task[Any] | None = None
+    started_s: float = field(default_factory=time.perf_counter)
+    """When the request's head was there."""
+    identified: bool = False
+    """True once it is known whose request it is."""
+    call: Call = field(default_factory=Call)
+    """What a route that calls a model finds out about the call."""
     cut_off: bool = False
     """True once the server ended the request because it is shutting down."""
 
@@ -111,6 +135,7 @@ RUNTIME: Final = web.AppKey("runtime", Runtime)
 OPTIONS: Final = web.AppKey("options", ServerOptions)
 LIFECYCLE: Final = web.AppKey("lifecycle", Lifecycle)
 ROUTES: Final = web.AppKey("routes", tuple[Route, ...])
+LATENCIES: Final = web.AppKey("latencies", Latencies)
 
 
 def exchange_of(request: web.Request) -> Exchange:

@@ -17,6 +17,8 @@ from hypnos_engine.domain.errors import (
     PermissionDenied,
     RequestTimedOut,
 )
+from hypnos_engine.journal import Trace
+from hypnos_engine.server.accounting import ACCOUNTS
 from hypnos_engine.server.answers import error_response, http_error_response, stamp
 from hypnos_engine.server.bodies import too_large
 from hypnos_engine.server.exchange import (
@@ -53,6 +55,7 @@ STAGING_MESSAGE = (
     "Hypnos is still bringing its startup models into place; retry shortly (GET /ready tells when it is done)."
 )
 CLIENT_GONE = 499
+GONE_MESSAGE = "The client left before its answer was complete."
 
 
 @web.middleware
@@ -65,36 +68,41 @@ async def serve_request(request: web.Request, handler: NextHandler) -> web.Strea
     exchange.task = asyncio.current_task()
     exchange.route = _route_of(request)
     app = request.app
-    options, running = app[OPTIONS], app[LIFECYCLE].running
+    options, running, accounts = app[OPTIONS], app[LIFECYCLE].running, app[ACCOUNTS]
     running.add(exchange)
+    trace = Trace(exchange.id)
     try:
         if _guard_origin(request, options):
-            return web.Response(status=204)
+            return _told(request, exchange, web.Response(status=204))
         _check_access(request, exchange, options)
+        accounts.begin(exchange)
         _check_readiness(request, exchange, options)
         limit = exchange.limit = asyncio.timeout(options.request_timeout_s)
         async with limit:
-            return await handler(request)
+            return _told(request, exchange, await handler(request))
     except HypnosError as error:
-        return error_response(error, multipart=request.content_type.startswith("multipart/"))
+        return _refused(request, exchange, error)
     except web.HTTPRequestEntityTooLarge:
-        too_much = too_large(options.max_body_bytes)
-        return error_response(too_much, multipart=request.content_type.startswith("multipart/"))
+        return _refused(request, exchange, too_large(options.max_body_bytes))
     except web.HTTPException as error:
-        return http_error_response(error, request.method, request.path)
+        return _told(request, exchange, http_error_response(error, request.method, request.path))
     except asyncio.CancelledError:
         if exchange.was_cut():
-            return error_response(Cancelled("The server is shutting down and ended this request."))
+            return _refused(request, exchange, Cancelled("The server is shutting down and ended this request."))
         log.info("%s %s %s %s: the client left", exchange.id, request.method, request.rel_url.raw_path, CLIENT_GONE)
+        accounts.end(request, exchange, CLIENT_GONE, Cancelled(GONE_MESSAGE))
         raise
     except Exception as error:
         if isinstance(error, TimeoutError) and exchange.limit is not None and exchange.limit.expired():
-            return error_response(_timed_out(options))
+            return _refused(request, exchange, _timed_out(options))
         if client_left(request):  # the connection broke under the handler
+            accounts.end(request, exchange, CLIENT_GONE, Cancelled(GONE_MESSAGE))
             return web.Response(status=CLIENT_GONE)
         log.exception("%s %s failed", exchange.id, request.rel_url.raw_path)
-        return error_response(HypnosError(f"Internal error. The server's log has the details under {exchange.id}."))
+        internal = HypnosError(f"Internal error. The server's log has the details under {exchange.id}.")
+        return _refused(request, exchange, internal)
     finally:
+        trace.end()
         running.discard(exchange)
 
 
@@ -120,6 +128,7 @@ def _check_access(request: web.Request, exchange: Exchange, options: ServerOptio
     needs_key = exchange.route.needs_key if exchange.route else request.path.startswith("/v1")
     if needs_key:
         exchange.key = find_key(request.headers.get(hdrs.AUTHORIZATION), options.keys)
+        exchange.identified = True
         if exchange.route is not None and exchange.route.admin:
             check_admin(exchange.key)
 
@@ -133,6 +142,19 @@ def _check_readiness(request: web.Request, exchange: Exchange, options: ServerOp
             raise ModelNotAvailable("Hypnos is shutting down.", retry_after_s=5)
         if request.app[RUNTIME].staging:
             raise ModelNotAvailable(STAGING_MESSAGE, retry_after_s=5)
+
+
+def _told(request: web.Request, exchange: Exchange, response: web.StreamResponse) -> web.StreamResponse:
+    """Account for an answer: a stream is out by now, and a whole one is about to be handed to the socket."""
+    request.app[ACCOUNTS].answered(request, exchange, response)
+    return response
+
+
+def _refused(request: web.Request, exchange: Exchange, error: HypnosError) -> web.Response:
+    """Answer with an error and account for it."""
+    response = error_response(error, multipart=request.content_type.startswith("multipart/"))
+    request.app[ACCOUNTS].answered(request, exchange, response, error)
+    return response
 
 
 def _timed_out(options: ServerOptions) -> RequestTimedOut:

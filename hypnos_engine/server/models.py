@@ -5,7 +5,8 @@ from aiohttp import web
 from hypnos_engine.api.schemas.models import ModelEntry, ModelList
 from hypnos_engine.domain.errors import ModelDisabled, ModelNotFound
 from hypnos_engine.domain.model import ModelId
-from hypnos_engine.runtime.lease import ModelView, Runtime
+from hypnos_engine.runtime.lease import Runtime
+from hypnos_engine.runtime.snapshot import ModelView
 from hypnos_engine.server.answers import json_response
 from hypnos_engine.server.exchange import LIFECYCLE, RUNTIME
 from hypnos_engine.server.telemetry import placement_plan

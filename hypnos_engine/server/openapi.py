@@ -19,6 +19,9 @@ EVERYWHERE: Final = (400, 403, 404, 405, 413, 500)
 """Statuses that a route can answer whatever it does: refused Host or origin, broken HTTP, a fault of the server."""
 WITH_KEY: Final = (401,)
 INFERENCE: Final = (404, 408, 429, 499, 503, 504, 507)
+PLACING: Final = INFERENCE
+"""Whoever moves a model waits for it, and may meet whatever a load can meet."""
+DOWNLOADING: Final = (408, 429, 499, 503)
 PLAIN_TEXT: Final = frozenset({408, 413})
 
 # The document is a tree of JSON objects whose shape OpenAPI fixes; it leaves the process as it is.
@@ -37,8 +40,8 @@ def openapi_document(routes: tuple[Route, ...], version: str) -> Json:
     known = dict(zip(types, schemas, strict=True))
     paths: Json = {}
     for route in routes:
-        paths.setdefault(_public_path(route.path), {})[route.method.lower()] = _operation(route, known)
-    return {
+        paths.setdefault(route.public_path, {})[route.method.lower()] = _operation(route, known)
+    document: Json = {
         "openapi": "3.1.0",
         "info": {
             "title": "Hypnos",
@@ -53,6 +56,8 @@ def openapi_document(routes: tuple[Route, ...], version: str) -> Json:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+    as_sent: Json = msgspec.json.decode(msgspec.json.encode(document))  # defaults may hold what JSON does not know
+    return as_sent
 
 
 def statuses_of(route: Route) -> tuple[int, ...]:
@@ -81,7 +86,8 @@ def _operation(route: Route, known: dict[Any, Json]) -> Json:
     if route.parameters:
         operation["parameters"] = [_parameter(parameter) for parameter in route.parameters]
     if route.request is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": known[route.request]}}}
+        content = {JSON: {"schema": known[route.request]}}
+        operation["requestBody"] = {"required": not route.optional_body, "content": content}
     return operation
 
 
@@ -95,8 +101,8 @@ def _response(route: Route, status: int, known: dict[Any, Json]) -> Json:
         else:
             content[JSON] = {"schema": known[schema]}
         if route.streams is not None:
-            content["text/event-stream"] = {"schema": _event(known[route.streams])}
-        if not route.while_staging:
+            content["text/event-stream"] = {"schema": _event(known[route.streams], endless=route.endless)}
+        if route.streams is not None and not route.endless:
             headers["x-hypnos-estimated-wait-ms"] = {"$ref": "#/components/headers/x-hypnos-estimated-wait-ms"}
     else:
         content[JSON] = {"schema": known[ErrorBody]}
@@ -109,9 +115,12 @@ def _response(route: Route, status: int, known: dict[Any, Json]) -> Json:
     return {"description": _description(status), "headers": headers, "content": content}
 
 
-def _event(schema: Json) -> Json:
-    """One event of a stream: a chunk as JSON, or the literal that ends it."""
+def _event(schema: Json, *, endless: bool) -> Json:
+    """One event of a stream: a chunk as JSON, or the literal that ends it; numbered where the stream has no end."""
     chunk = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    if endless:
+        numbered: Json = {"id": {"type": "string", "pattern": "^[0-9]+$"}, "data": chunk}
+        return {"type": "object", "required": ["id", "data"], "properties": numbered}
     return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}}}
 
 
@@ -122,12 +131,17 @@ def _description(status: int) -> str:
 
 
 def _parameter(parameter: Parameter) -> Json:
+    schema: Json = {"type": parameter.schema}
+    if parameter.least is not None:
+        schema["minimum"] = parameter.least
+    if parameter.choices:
+        schema["enum"] = list(parameter.choices)
     return {
         "name": parameter.name,
         "in": parameter.where,
         "required": parameter.where == "path",
         "description": parameter.about,
-        "schema": {"type": parameter.schema},
+        "schema": schema,
     }
 
 
@@ -145,7 +159,3 @@ def _headers() -> Json:
         "Retry-After": {"description": "Whole seconds after which another try makes sense.", "schema": whole},
         "WWW-Authenticate": {"description": "How to send the key.", "schema": text},
     }
-
-
-def _public_path(path: str) -> str:
-    return path.replace("{id:.+}", "{id}")

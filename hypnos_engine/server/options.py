@@ -1,6 +1,9 @@
 """Everything the HTTP server may be told, as plain values; decides no default that the configuration also decides."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from hypnos_engine.config.choices import LogLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +14,18 @@ class AccessKey:
     sha256: str
     """SHA-256 of the key, 64 hexadecimal digits."""
     admin: bool = False
+    weight: float = 1.0
+    """Share of the models' time beside other keys; above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadProfile:
+    """What the server is to be good at (`server.profile`)."""
+
+    name: str
+    metric: Literal["first_token", "first_audio", "throughput"]
+    target_ms: float | None
+    """None where only throughput counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,21 @@ class StreamTimes:
     """Longest silence before the lease, once the status is out."""
     silent_comment_s: float = 15.0
     """Longest silence after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTerms:
+    """What the request log keeps."""
+
+    entries: int = 200
+    max_bytes: int = 16 * 1024 * 1024
+    """Of all records together; the texts of calls under way may take as much again."""
+    level: LogLevel = LogLevel.INFO
+    """At the start."""
+    blank: bool = False
+    """Keep no text, whatever the level."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions of what is blanked in captured text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +88,6 @@ class ServerOptions:
     idle_connection_s: float = 75.0
     """A connection without a request is closed after this long."""
     stream: StreamTimes = StreamTimes()
+    profile: WorkloadProfile | None = None
+    metrics_need_key: bool = False
+    request_log: LogTerms = LogTerms()

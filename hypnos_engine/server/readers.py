@@ -22,7 +22,9 @@ import msgspec
 from hypnos_engine.domain.errors import EngineFailed, EngineTimeout, error_from_code
 from hypnos_engine.domain.kinds import EngineKind
 from hypnos_engine.engines.runtimes import worker_environment
-from hypnos_engine.server.options import ServerOptions
+from hypnos_engine.ipc import programs
+from hypnos_engine.ipc.programs import Program
+from hypnos_engine.server.options import LogTerms, ServerOptions
 from hypnos_engine.server.reading_job import ANSWER_HEAD, JOB_HEAD, REST_MAX_BYTES, Job, Refusal, encode_job
 from hypnos_engine.server.readings import Reading
 from hypnos_engine.server.spool import to_its_end
@@ -89,7 +91,7 @@ class Readers:
 
     async def read(self, reading: Reading[R], body_fd: int, size_bytes: int, options: ServerOptions) -> R:
         """Decode and check a body that lies in a file. Raises InvalidRequest, EngineTimeout or EngineFailed."""
-        job = Job(reading.name, size_bytes, replace(options, keys=()))
+        job = Job(reading.name, size_bytes, replace(options, keys=(), request_log=LogTerms()))
         async with self._turns:
             answer = await self._answer(job, body_fd)
         if answer.refusal is not None:
@@ -180,7 +182,7 @@ class _Reader:
         if self._ended:
             raise _Gone("it was ended")
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "hypnos_engine.server.reading_process", *arguments],
+            programs.command(Program.READER, *arguments),
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.DEVNULL,

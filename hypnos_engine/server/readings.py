@@ -11,9 +11,27 @@ import msgspec
 
 from hypnos_engine.api.decoding import decode_json
 from hypnos_engine.api.schemas import chat
+from hypnos_engine.api.schemas.downloads import DownloadRequest, ResumeRequest
+from hypnos_engine.api.schemas.memory import KvParkRequest
+from hypnos_engine.api.schemas.placing import FreeRequest, OffloadRequest, TierRequest
+from hypnos_engine.api.schemas.pool import AddRequest, ReplaceRequest
+from hypnos_engine.api.schemas.request_log import LogLevelRequest
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.server.chat_request import ChatCall, read_chat
+from hypnos_engine.server.download_requests import DownloadWish, ResumeWish, read_download, read_resume
 from hypnos_engine.server.options import ServerOptions
+from hypnos_engine.server.placing_requests import (
+    Hold,
+    Move,
+    Offload,
+    Park,
+    read_hold,
+    read_move,
+    read_offload,
+    read_park,
+)
+from hypnos_engine.server.pool_requests import PoolWish, read_add, read_replace
+from hypnos_engine.server.redacting import NewLevel, Redacted, RedactionRequest, read_level, redact
 
 R = TypeVar("R")
 
@@ -52,4 +70,17 @@ class Reading(Generic[R]):
 
 
 CHAT: Final = Reading("chat", chat.ChatRequest, ChatCall, read_chat)
-READINGS: Final = {reading.name: reading for reading in (CHAT,)}
+MOVE: Final = Reading("move", TierRequest, Move, read_move)
+OFFLOAD: Final = Reading("offload", OffloadRequest, Offload, read_offload)
+FREE: Final = Reading("free", FreeRequest, Hold, read_hold)
+PARK: Final = Reading("park", KvParkRequest, Park, read_park)
+DOWNLOAD: Final = Reading("download", DownloadRequest, DownloadWish, read_download)
+RESUME: Final = Reading("resume", ResumeRequest, ResumeWish, read_resume)
+LEVEL: Final = Reading("level", LogLevelRequest, NewLevel, read_level)
+REDACTION: Final = Reading("redaction", RedactionRequest, Redacted, redact)
+ADD: Final = Reading("add", AddRequest, PoolWish, read_add)
+REPLACE: Final = Reading("replace", ReplaceRequest, PoolWish, read_replace)
+READINGS: Final[dict[str, Reading[Any]]] = {
+    reading.name: reading
+    for reading in (CHAT, MOVE, OFFLOAD, FREE, PARK, DOWNLOAD, RESUME, LEVEL, REDACTION, ADD, REPLACE)
+}

@@ -95,6 +95,9 @@ class Site:
         lifecycle = self._app[LIFECYCLE]
         lifecycle.draining = True
         self._stop_listening()
+        for exchange in tuple(lifecycle.running):
+            if exchange.route is not None and exchange.route.endless:
+                exchange.cut()  # it would not end by itself
         await self._wait_for_requests(self._app[OPTIONS].drain_s if seconds is None else seconds)
         await self.close()
 

@@ -35,6 +35,8 @@ class EventStream:
         self._silent_since = self._loop.time()
         self._feeding = False
         self._comments: asyncio.Task[None] | None = None
+        self._payload = exchange_of(request).call.response_payload
+        """What the request log wants to see of the events."""
 
     @property
     def started(self) -> bool:
@@ -79,7 +81,10 @@ class EventStream:
         if not self.started:
             await self.start()
         self._silent_since = self._loop.time()
-        await self._response.write(events[0] if len(events) == 1 else b"".join(events))
+        piece = events[0] if len(events) == 1 else b"".join(events)
+        if self._payload is not None:
+            self._payload.add(piece)
+        await self._response.write(piece)
         await self._request.writer.drain()
 
     async def end(self) -> web.StreamResponse:

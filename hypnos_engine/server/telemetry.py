@@ -1,6 +1,6 @@
 """Builds what the wire says about a model's place and a request's cost from the runtime's values; measures nothing."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -10,6 +10,9 @@ from hypnos_engine.api.schemas.telemetry import EngineTiming, Telemetry, TierSwi
 from hypnos_engine.domain.memory import Placement
 from hypnos_engine.ipc import messages as m
 from hypnos_engine.runtime.lease import Lease
+
+if TYPE_CHECKING:
+    from hypnos_engine.runtime.parking import Restored
 
 _DIGITS = 3
 
@@ -50,7 +53,7 @@ def telemetry_of(lease: Lease, finished: m.Finished, inference_s: float) -> Tele
         inference_latency_ms=round(inference_s * 1000, _DIGITS),
         evicted_models=switch.evicted,
         engine=_engine_timing(finished.timing),
-        tier_switch_phases=UNSET if switch.phases is None else _phases(switch.phases),
+        tier_switch_phases=UNSET if switch.phases is None else _phases(switch.phases, switch.restored),
     )
 
 
@@ -63,11 +66,13 @@ def _engine_timing(timing: m.EngineTiming) -> EngineTiming:
     return EngineTiming(**measured)
 
 
-def _phases(phases: m.LoadPhases) -> TierSwitchPhases:
+def _phases(phases: m.LoadPhases, restored: "Restored | None") -> TierSwitchPhases:
     return TierSwitchPhases(
         load_mode=phases.load_mode,
         weights_ms=round(phases.weights_ms, _DIGITS),
         projector_ms=round(phases.projector_ms, _DIGITS),
         context_ms=round(phases.context_ms, _DIGITS),
         total_ms=round(phases.total_ms, _DIGITS),
+        kv_restore_ms=UNSET if restored is None else round(restored.ms, _DIGITS),
+        kv_restored_tokens=UNSET if restored is None else restored.tokens,
     )

@@ -4,18 +4,43 @@ Its queue, slots and leases are real: tests count them to see that nothing was l
 """
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from hypnos_engine.domain.errors import DeadlineUnmeetable, HypnosError, ModelBusy, ModelDisabled, ModelNotFound
-from hypnos_engine.domain.kinds import Accelerator, EngineKind, Modality, Residency, Tier, Topology
+from hypnos_engine.domain.errors import (
+    DeadlineUnmeetable,
+    HypnosError,
+    InvalidRequest,
+    ModelBusy,
+    ModelDisabled,
+    ModelNotFound,
+)
+from hypnos_engine.domain.kinds import Accelerator, EngineKind, Modality, MoeOffload, Residency, Tier, Topology
 from hypnos_engine.domain.memory import HardwareSnapshot, Placement
-from hypnos_engine.domain.model import ModelId, ModelSpec
+from hypnos_engine.domain.model import ModelId, ModelShape, ModelSpec
 from hypnos_engine.engines.base import Embeddings, GenerationEvent
 from hypnos_engine.ipc import messages as m
-from hypnos_engine.runtime.lease import Ask, EvictionRecord, Lease, MemoryView, ModelView, Switch
+from hypnos_engine.runtime.feed import ChangeFeed, ChangeKind
+from hypnos_engine.runtime.lease import Ask, Lease, Switch
+from hypnos_engine.runtime.parking import ParkView
+from hypnos_engine.runtime.snapshot import (
+    Decision,
+    DeviceView,
+    EvictionRecord,
+    HoldView,
+    MemoryView,
+    ModelView,
+    MovedModel,
+    OffloadChange,
+)
+
+if TYPE_CHECKING:
+    from hypnos_engine.engines.holder import HolderReport
+    from hypnos_engine.hardware.monitor import GpuSample
 
 GIB = 1024**3
 WARM = Switch(previous_tier=Tier.GPU, latency_ms=0.0, phases=None, evicted=(), waited_ms=0.0, estimated_wait_ms=None)
@@ -61,6 +86,10 @@ class Script:
     """By the number of the piece that waits."""
     spec: ModelSpec = SPEC
     enabled: bool = True
+    tier: Tier = Tier.GPU
+    refuse_move: HypnosError | None = None
+    """Raised by a wish to move, switch or offload the model."""
+    before_moved: Gate | None = None
     slots: int = 4
     max_queue: int = 64
 
@@ -86,12 +115,21 @@ class FakeRuntime:
         self.staging = False
         self.estimate_ms: float | None = None
         self.asks: list[Ask] = []
+        self.moves: list[tuple[ModelId, Tier, int | None]] = []
         self.said: list[Said] = []
         self.generating = 0
         self._held: dict[ModelId, int] = dict.fromkeys(self.scripts, 0)
         self._waiting: dict[ModelId, int] = dict.fromkeys(self.scripts, 0)
         self._served: dict[ModelId, int] = dict.fromkeys(self.scripts, 0)
         self._changed = asyncio.Event()
+        self.hardware = HARDWARE
+        self.used_bytes = 3 * GIB
+        self.gpu: GpuSample | None = None
+        self.pages: HolderReport | None = None
+        self.recorded: list[Decision] = []
+        self.park = ParkView(False, GIB, 0, ())
+        self._hold: HoldView | None = None
+        self._feed = ChangeFeed(self.memory)
 
     @property
     def leases(self) -> int:
@@ -155,6 +193,7 @@ class FakeRuntime:
 
     def _tell(self) -> None:
         self._changed.set()
+        self._feed.touch()
 
     def estimated_wait_ms(self, model: ModelId) -> float | None:
         return self.estimate_ms
@@ -170,9 +209,9 @@ class FakeRuntime:
         return ModelView(
             spec=replace(script.spec, id=model),
             enabled=script.enabled,
-            tier=Tier.GPU,
-            residency=Residency.READY,
-            placement=PLACEMENT,
+            tier=script.tier,
+            residency=Residency.READY if script.tier is Tier.GPU else Residency.COLD,
+            placement=PLACEMENT if script.tier is Tier.GPU else Placement(primary_tier=script.tier),
             active_leases=self._held[model],
             waiting=self._waiting[model],
             idle_s=0.0,
@@ -184,13 +223,16 @@ class FakeRuntime:
             service_ms=self.estimate_ms,
             estimated_wait_ms=self.estimate_ms,
             problem=None,
+            device_bytes=2 * GIB if script.tier is Tier.GPU else 0,
+            host_bytes=GIB if script.tier is Tier.GPU else 0,
+            held_bytes=GIB if script.tier is Tier.RAM else 0,
         )
 
     def memory(self) -> MemoryView:
         return MemoryView(
-            hardware=HARDWARE,
+            hardware=self.hardware,
             tier1_budget_bytes=12 * GIB,
-            tier1_used_bytes=3 * GIB,
+            tier1_used_bytes=self.used_bytes,
             tier1_real_free_bytes=8 * GIB,
             tier1_real_total_bytes=16 * GIB,
             tier2_budget_bytes=10 * GIB,
@@ -199,7 +241,141 @@ class FakeRuntime:
             process_cap_bytes=None,
             models=self.models(),
             evictions=(EvictionRecord(ModelId("old"), ModelId("fake"), "memory_budget", Tier.DISK, 1_793_481_500_000),),
+            devices=(DeviceView("Fake GPU", 12 * GIB, self.used_bytes, 8 * GIB, 16 * GIB),),
+            tier1_unaccounted_bytes=5 * GIB,
+            tier1_effective_free_bytes=8 * GIB,
+            pages=self.pages,
+            parking=self.park,
+            hold=self._hold,
+            gpu=self.gpu,
+            tier2_to_tier1_bytes_per_s=25e9,
         )
+
+    # --- tiers by hand ----------------------------------------------------------------------------------------------
+
+    async def move(self, model: ModelId, tier: Tier, *, context_len: int | None = None) -> ModelView:
+        script = await self._movable(model)
+        if not script.enabled:
+            raise ModelDisabled(f"{model} is off")
+        if self._held[model]:
+            raise ModelBusy(f"{model} is in use")
+        script.tier = tier
+        self.moves.append((model, tier, context_len))
+        self._tell()
+        return self._view(model, script)
+
+    async def switch(self, model: ModelId, *, enabled: bool) -> ModelView:
+        script = await self._movable(model)
+        if self._held[model] and not enabled:
+            raise ModelBusy(f"{model} is in use")
+        script.enabled = enabled
+        if not enabled:
+            script.tier = Tier.DISK
+        self._tell()
+        return self._view(model, script)
+
+    async def set_expert_offload(self, model: ModelId, mode: MoeOffload) -> OffloadChange:
+        script = await self._movable(model)
+        script.spec = replace(script.spec, moe_offload=mode)
+        idle = not self._held[model]
+        if idle and script.tier is Tier.GPU:
+            script.tier = Tier.RAM
+        self._tell()
+        return OffloadChange(self._view(model, script), applies_now=idle)
+
+    # --- the pool ---------------------------------------------------------------------------------------------------
+
+    def pins_problem(self, spec: ModelSpec, shape: ModelShape | None) -> None:
+        """It has room for everybody."""
+
+    async def add(self, spec: ModelSpec) -> ModelView:
+        if spec.id in self.scripts:
+            raise InvalidRequest(f"There is a model '{spec.id}' already.")
+        self._held[spec.id] = self._waiting[spec.id] = self._served[spec.id] = 0
+        return self._take(spec)
+
+    async def replace(self, spec: ModelSpec, within_s: float) -> ModelView:
+        await self._unused(spec.id, within_s)
+        return self._take(spec)
+
+    async def remove(self, model: ModelId, within_s: float) -> None:
+        await self._unused(model, within_s)
+        del self.scripts[model]
+        self._tell()
+
+    def _take(self, spec: ModelSpec) -> ModelView:
+        script = self.scripts[spec.id] = Script(spec=spec, enabled=spec.enabled, tier=Tier.DISK)
+        self._tell()
+        return self._view(spec.id, script)
+
+    async def _unused(self, model: ModelId, within_s: float) -> None:
+        if model not in self.scripts:
+            raise ModelNotFound(f"no model {model}")
+        try:
+            async with asyncio.timeout(within_s):
+                await self.until(lambda: not self._held[model])
+        except TimeoutError:
+            raise ModelBusy(f"{model} is in use") from None
+
+    async def _movable(self, model: ModelId) -> Script:
+        script = self.scripts.get(model)
+        if script is None:
+            raise ModelNotFound(f"no model {model}")
+        if script.before_moved is not None:
+            await script.before_moved.passed()
+        if script.refuse_move is not None:
+            raise script.refuse_move
+        return script
+
+    async def free(self, until_s: float | None) -> HoldView:
+        until_unix_ms = None if until_s is None else int((time.time() + until_s) * 1e3)
+        moved = []
+        for model, script in self.scripts.items():
+            if script.tier is Tier.GPU and not self._held[model]:
+                script.tier = Tier.RAM
+                moved.append(MovedModel(model, Tier.GPU, Tier.RAM))
+        self._hold = HoldView(True, until_unix_ms, tuple(moved))
+        self._tell()
+        return self._hold
+
+    async def restore(self) -> HoldView:
+        hold, self._hold = self._hold, None
+        gone = () if hold is None else hold.moved
+        for one in gone:
+            self.scripts[one.model].tier = Tier.GPU
+        self._tell()
+        return HoldView(False, None, tuple(MovedModel(one.model, one.to_tier, one.from_tier) for one in gone))
+
+    def hold(self) -> HoldView | None:
+        return self._hold
+
+    # --- what was decided and what changes --------------------------------------------------------------------------
+
+    def decisions(self, limit: int) -> tuple[Decision, ...]:
+        return tuple(self.recorded[-limit:][::-1])
+
+    def decide(self, decision: Decision) -> None:
+        self.recorded.append(decision)
+        self._feed.publish(ChangeKind.DECISION, decision)
+
+    def changes(self) -> ChangeFeed:
+        return self._feed
+
+    # --- parked conversations ---------------------------------------------------------------------------------------
+
+    def parking(self) -> ParkView:
+        return self.park
+
+    async def set_parking(self, *, enabled: bool | None, max_bytes: int | None) -> ParkView:
+        self.park = replace(
+            self.park,
+            enabled=self.park.enabled if enabled is None else enabled,
+            max_bytes=self.park.max_bytes if max_bytes is None else max_bytes,
+        )
+        if not self.park.enabled:
+            self.park = replace(self.park, used_bytes=0, models=())
+        self._tell()
+        return self.park
 
 
 PLACEMENT = Placement(primary_tier=Tier.GPU, gpu_layers=30, vram_weight_bytes=GIB, allocated_context_len=8192)

@@ -74,12 +74,13 @@ async def running(
     runtime: FakeRuntime | None = None,
     routes: tuple[Route, ...] = ALL_ROUTES,
     app: web.Application | None = None,
+    port: int = 0,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    """Serve on a free port; leaving the block closes the server and checks that nothing is held any more."""
+    """Serve, on a free port unless one is given; leaving the block closes the server and looks for what was left."""
     runtime = runtime or FakeRuntime()
     before = asyncio.all_tasks()
-    site = Site(app or make_app(runtime, replace(OPTIONS, **options), routes), port=0)
+    site = Site(app or make_app(runtime, replace(OPTIONS, **options), routes), port=port)
     await site.start()
     try:
         async with aiohttp.ClientSession(site.address) as http:
@@ -87,6 +88,7 @@ async def running(
     finally:
         await site.close()
     assert runtime.idle, (runtime.leases, runtime.waiting, runtime.generating)
+    assert runtime.changes().readers == 0
     left = [task for task in asyncio.all_tasks() - before if "hypnos_engine" in repr(task)]
     assert not left, left
 

@@ -7,10 +7,29 @@ import msgspec
 import pytest
 
 from hypnos_engine.api.error_table import ERROR_TABLE
-from hypnos_engine.api.schemas import chat, errors, lifecycle, memory, models, telemetry
+from hypnos_engine.api.memory_fold import MOVING_FIELDS
+from hypnos_engine.api.schemas import (
+    catalog,
+    chat,
+    decisions,
+    downloads,
+    errors,
+    lifecycle,
+    memory,
+    memory_events,
+    models,
+    placing,
+    pool,
+    request_log,
+    telemetry,
+)
+from hypnos_engine.runtime.feed import MOST_READERS, RING
 from hypnos_engine.server.app import ALL_ROUTES
+from hypnos_engine.server.exchange import Route
+from hypnos_engine.server.memory_events import DECISIONS_MAX
 from hypnos_engine.server.middlewares import EXPOSED_HEADERS
 from hypnos_engine.server.openapi import openapi_document, statuses_of
+from hypnos_engine.telemetry.latency import MOST_WORKFLOWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 CODE = set(re.findall(r"`([^`\n]+)`", PAGE))
@@ -19,7 +38,21 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.s
 
 SCHEMAS = [
     struct
-    for module in (chat, errors, lifecycle, memory, models, telemetry)
+    for module in (
+        catalog,
+        chat,
+        decisions,
+        downloads,
+        errors,
+        lifecycle,
+        memory,
+        memory_events,
+        models,
+        placing,
+        pool,
+        request_log,
+        telemetry,
+    )
     for struct in vars(module).values()
     if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
 ]
@@ -29,8 +62,8 @@ SPEECH_HEADERS = {"x-hypnos-previous-tier", "x-hypnos-gpu-layers", "x-hypnos-swi
 
 
 def test_the_routes_of_the_page_are_the_routes_of_the_server() -> None:
-    documented = {route for row in ROWS for route in re.findall(r"^`((?:GET|POST|PUT|DELETE) /[^`]*)`", row[0])}
-    assert documented == {f"{route.method} {route.path.replace('{id:.+}', '{id}')}" for route in ALL_ROUTES}
+    documented = {route for row in ROWS for route in re.findall(r"`((?:GET|POST|PUT|DELETE) /[^`]*)`", row[0])}
+    assert documented == {f"{route.method} {route.public_path}" for route in ALL_ROUTES}
 
 
 def test_every_error_is_a_row_with_its_status_type_and_exit_code() -> None:
@@ -62,6 +95,26 @@ def test_every_header_is_on_the_page() -> None:
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
 def test_every_field_is_on_the_page(schema: type[msgspec.Struct]) -> None:
     assert set(schema.__struct_encode_fields__) - WORDS == set()
+
+
+@pytest.mark.parametrize("route", ALL_ROUTES, ids=lambda route: f"{route.method} {route.public_path}")
+def test_the_page_says_who_may_call_a_route_and_when(route: Route) -> None:
+    row = next(row for row in ROWS if f"`{route.method} {route.public_path}`" in row[0])
+    needs = "admin" if route.admin else "yes" if route.needs_key else "no"
+    assert row[2:] == [needs, "works" if route.while_staging else "503"]
+
+
+def test_every_event_is_on_the_page() -> None:
+    assert {event.__struct_config__.tag for event in memory_events.EVENTS} <= CODE
+
+
+def test_what_no_event_is_sent_for_is_on_the_page() -> None:
+    assert set(MOVING_FIELDS) <= WORDS
+
+
+def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
+    for number in (RING, MOST_READERS, DECISIONS_MAX, MOST_WORKFLOWS):
+        assert re.search(rf"\b{number}\b", PAGE)
 
 
 def test_every_value_of_the_request_is_on_the_page() -> None:

@@ -8,16 +8,29 @@ import yarl
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hypnos_engine.api.schemas.memory import MemoryStatus
 from hypnos_engine.domain.kinds import Modality, Topology
+from hypnos_engine.domain.memory import UnusableDevice
+from hypnos_engine.engines.holder import Held, HolderReport
+from hypnos_engine.hardware.monitor import GpuSample
+from hypnos_engine.runtime.feed import Seen
+from hypnos_engine.runtime.parking import ParkedModel, ParkView
+from hypnos_engine.runtime.snapshot import MemoryView
+from hypnos_engine.server.app import make_app
 from hypnos_engine.server.memory import memory_status
+from hypnos_engine.server.options import WorkloadProfile
 from tests.server.fake_runtime import GIB, HARDWARE, SPEC, FakeRuntime, Gate, Script
-from tests.server.running import Running, chat_bytes, running
+from tests.server.running import OPTIONS, Running, chat_bytes, running
 
 PLACEMENT = {
     "primary_tier": "tier1_gpu_vram", "gpu_layers": 30, "pinned_ram_layers": 0, "ssd_layers": 0,
     "vram_weight_bytes": GIB, "vram_kv_and_workspace_bytes": 0, "pinned_ram_bytes": 0,
     "allocated_context_len": 8192, "cpu_expert_layers": 0,
 }  # fmt: skip
+
+
+def status_of(view: MemoryView) -> MemoryStatus:
+    return memory_status(Seen(1, view), make_app(FakeRuntime(), OPTIONS))
 
 
 async def get(server: Running, path: str) -> tuple[int, Any]:
@@ -80,7 +93,7 @@ async def test_the_snapshot_has_the_fields_of_the_contract() -> None:
         "accelerator": "NvidiaCuda", "topology": "DiscretePcie", "device_name": "Fake GPU",
         "total_vram_bytes": 16 * GIB, "usable_vram_budget_bytes": 12 * GIB, "pinned_ram_budget_bytes": 10 * GIB,
         "physical_memory_bytes": 32 * GIB, "installed_memory_bytes": 32 * GIB, "simulated": True,
-        "tier2_to_tier1_bandwidth_gbps": None, "tier3_to_tier2_bandwidth_gbps": None,
+        "tier2_to_tier1_bandwidth_gbps": 25.0, "tier3_to_tier2_bandwidth_gbps": None, "unusable_devices": [],
     }  # fmt: skip
     assert status["tier1_vram_used_bytes"] + status["tier1_vram_free_bytes"] == capabilities["usable_vram_budget_bytes"]
     assert (
@@ -99,8 +112,16 @@ async def test_the_snapshot_has_the_fields_of_the_contract() -> None:
         "placement": PLACEMENT, "moe_offload": "off", "expert_bytes": 0, "active_leases": 0, "idle_seconds": 0.0,
         "total_requests_served": 1, "requests_per_minute": 0.0, "reload_estimate_ms": 1200.0, "residency": "ready",
         "waiting": 0, "service_ms": 88.0, "estimated_wait_ms": 88.0,
+        "device_bytes": 2 * GIB, "host_bytes": GIB, "held_bytes": 0, "parked_bytes": 0,
     }  # fmt: skip
-    assert not {"service_ms", "estimated_wait_ms", "problem"} & set(before["models"][0])
+    assert not {"service_ms", "estimated_wait_ms", "problem", "load"} & set(before["models"][0])
+    assert not {"gpu", "profile", "pages"} & set(status)
+    assert status["devices"] == [
+        {"index": 0, "name": "Fake GPU", "budget_bytes": 12 * GIB, "used_bytes": 3 * GIB, "real_free_bytes": 8 * GIB,
+         "real_total_bytes": 16 * GIB, "lost": False}
+    ]  # fmt: skip
+    assert status["kv_park"] == {"enabled": False, "max_bytes": GIB, "used_bytes": 0, "models": []}
+    assert status["hold"] == {"held": False, "until_unix_ms": None}
     assert [(entry["id"], entry["enabled"]) for entry in status["models"]] == [("fake", True), ("off", False)]
     assert status["recent_evictions"] == [
         {"model": "old", "for_model": "fake", "reason": "memory_budget", "to_tier": "tier3_nvme_ssd",
@@ -112,17 +133,66 @@ async def test_the_snapshot_has_the_fields_of_the_contract() -> None:
 def test_one_pool_tells_its_free_bytes(topology: Topology) -> None:
     """wire.md: where the tiers share one pool `physical_pool_free_bytes` is not null."""
     hardware = replace(HARDWARE, topology=topology)
-    assert memory_status(replace(FakeRuntime().memory(), hardware=hardware)).physical_pool_free_bytes == 20 * GIB
+    assert status_of(replace(FakeRuntime().memory(), hardware=hardware)).physical_pool_free_bytes == 20 * GIB
+
+
+async def test_what_the_machine_tells_of_itself_is_in_the_snapshot() -> None:
+    """[§14.1-15..17] [§14.1-29..30]: the graphics processor, held pages, parked conversations, devices of no use."""
+    runtime = FakeRuntime()
+    runtime.gpu = GpuSample(
+        name="Fake GPU", utilization_percent=87, temperature_celsius=71, power_watts=148.2, sm_clock_mhz=2400,
+        throttle_reasons=8, ecc_uncorrected_errors=0, retired_pages_pending=False, sampled_unix_ms=1_793_481_600_123,
+    )  # fmt: skip
+    runtime.pages = HolderReport(True, False, "raise the limit", (Held("fake.gguf", GIB, GIB, 0),))
+    runtime.park = ParkView(True, GIB, 100, (ParkedModel(SPEC.id, 1, 12, 100, 3.5),))
+    runtime.hardware = replace(HARDWARE, unusable=(UnusableDevice("Other GPU", "no driver", "install it"),))
+    async with running(runtime) as server:
+        _, status = await get(server, "/v1/memory/status")
+    assert status["gpu"] == {
+        "utilization_percent": 87, "temperature_celsius": 71, "power_watts": 148.2, "sm_clock_mhz": 2400,
+        "throttle_reasons": 8, "throttled": True, "ecc_uncorrected_errors": 0, "retired_pages_pending": False,
+        "sampled_unix_ms": 1_793_481_600_123,
+    }  # fmt: skip
+    assert status["pages"] == {
+        "alive": True, "locking": False, "why_not_locked": "raise the limit",
+        "held": [{"files": "fake.gguf", "size_bytes": GIB, "held_bytes": GIB, "locked_bytes": 0}],
+    }  # fmt: skip
+    assert status["kv_park"] == {
+        "enabled": True, "max_bytes": GIB, "used_bytes": 100,
+        "models": [{"model": "fake", "slots": 1, "tokens": 12, "bytes": 100, "parked_secs_ago": 3.5}],
+    }  # fmt: skip
+    assert status["capabilities"]["unusable_devices"] == [
+        {"name": "Other GPU", "why": "no driver", "mend": "install it"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "objective"),
+    [
+        (WorkloadProfile("voice_assistant", "first_audio", 1500.0), {"metric": "first_audio", "target_ms": 1500.0}),
+        (WorkloadProfile("batch", "throughput", None), {"metric": "throughput"}),
+    ],
+)
+async def test_the_profile_is_told_with_its_objective(profile: WorkloadProfile, objective: dict[str, Any]) -> None:
+    """[§14.1-34] [§14.1-35] [§14.1-36] [§14.1-37]"""
+    async with running(profile=profile) as server:
+        _, status = await get(server, "/v1/memory/status")
+    assert status["profile"] == {"name": profile.name, "objective": objective}
+
+
+async def test_a_load_shows_how_far_it_is() -> None:
+    memory = FakeRuntime().memory()
+    view = replace(memory.models[0], load_phase="weights", load_progress=0.25)
+    load = status_of(replace(memory, models=(view,))).models[0].load
+    assert load
+    assert (load.phase, load.progress) == ("weights", 0.25)
 
 
 def test_sums_are_never_negative() -> None:
-    """Bookings above the budget, or a device that reports more free than there is."""
-    view = replace(
-        FakeRuntime().memory(), tier1_used_bytes=13 * GIB, tier1_real_free_bytes=17 * GIB, tier2_used_bytes=11 * GIB
-    )
-    status = memory_status(view)
+    """Bookings above the budget."""
+    view = replace(FakeRuntime().memory(), tier1_used_bytes=13 * GIB, tier2_used_bytes=11 * GIB)
+    status = status_of(view)
     assert status.tier1_vram_free_bytes == status.tier2_pinned_ram_free_bytes == 0
-    assert status.tier1_vram_unaccounted_bytes == status.tier1_vram_effective_free_bytes == 0
 
 
 @given(budget=st.integers(0, 2**50), used=st.integers(0, 2**50))
@@ -133,7 +203,7 @@ def test_booked_and_free_add_up_to_the_budget(budget: int, used: int) -> None:
         FakeRuntime().memory(),
         tier1_budget_bytes=budget, tier1_used_bytes=used, tier2_budget_bytes=budget, tier2_used_bytes=used,
     )  # fmt: skip
-    status = memory_status(view)
+    status = status_of(view)
     for booked, free in (
         (status.tier1_vram_used_bytes, status.tier1_vram_free_bytes),
         (status.tier2_pinned_ram_used_bytes, status.tier2_pinned_ram_free_bytes),

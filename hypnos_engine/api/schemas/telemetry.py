@@ -35,6 +35,9 @@ class TierSwitchPhases(msgspec.Struct, frozen=True):
     projector_ms: float
     context_ms: float
     total_ms: float
+    kv_restore_ms: float | UnsetType = UNSET
+    """Only when parked conversations came back."""
+    kv_restored_tokens: int | UnsetType = UNSET
 
 
 class Telemetry(msgspec.Struct, frozen=True):
