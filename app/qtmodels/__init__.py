@@ -1,0 +1,1 @@
+"""Plain rows and menus as Qt wants them. Decides no word and sends nothing."""
