@@ -1,4 +1,4 @@
-# Sets Hypnos up when that is needed, then serves: see `./run.ps1 --help`. All decisions are in installers/bootstrap.py.
+# Sets Hypnos up when that is needed, then starts it: see `./run.ps1 --help`. All decisions are in installers/bootstrap.py.
 $ErrorActionPreference = 'Stop'
 
 function Test-Python([string[]] $Command) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets Hypnos up when that is needed, then serves: see `./run.sh --help`. All decisions are in installers/bootstrap.py.
+# Sets Hypnos up when that is needed, then starts it: see `./run.sh --help`. All decisions are in installers/bootstrap.py.
 set -eu
 
 here=$0

@@ -5,6 +5,7 @@ Decides the order of things only; must run on nothing but a Python 3.11-3.13 and
 
 import argparse
 import os
+import platform
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,10 +34,12 @@ from installers.progress import Display  # noqa: E402
 from installers.refusal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, SetupRefused  # noqa: E402
 
 HELP = """\
-usage: ./run.sh [set-up options]                      set up if needed, then serve
-       ./run.sh [set-up options] COMMAND [ARGUMENT]   set up if needed, then run `hypnos COMMAND`
+usage: ./run.sh [set-up options]                      set up if needed, then start the app; serve without a display
+       ./run.sh [set-up options] COMMAND [ARGUMENT]   set up if needed, then run `hypnos COMMAND`, as in ./run.sh serve
+       ./run.sh [set-up options] app [ARGUMENT]       set up if needed, then start the app with these arguments
        ./run.sh setup [set-up options] [PART ...]     set up only; PART: desktop voice documents images entities all
        ./run.sh test [pytest arguments]               run the test suite (adds the test tools to .venv)
+       ./run.sh screenshots [FOLDER]                  paint every window and menu into build/screenshots
 
 set-up options:
   --backend {cpu,cuda,metal,vulkan}   what llama.cpp computes on (default: the best that can be built here)
@@ -53,6 +56,12 @@ environment:
 exit codes of set-up: 1 it failed, 2 the command line is wrong or names what this version does not have, 130 interrupted
 """
 
+EVERYDAY = "not slow and not soak and not bundle"
+"""Which tests everybody runs; the others take minutes each."""
+
+OWN_COMMANDS = ("setup", "test", "app", "screenshots")
+"""Everything else is a command of `hypnos`."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -64,7 +73,7 @@ class Call:
     """None = not said."""
     rebuild: bool
     command: str
-    """`setup`, `test` or `hypnos`."""
+    """`setup`, `test`, `app`, `screenshots` or `hypnos`."""
     arguments: tuple[str, ...]
 
 
@@ -76,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 def read_call(arguments: Sequence[str]) -> Call:
     """Take the command line apart. Options before the command belong to set-up, what follows it to the command."""
     own, rest = _split(arguments)
-    command, following = ("hypnos", rest) if not rest or rest[0] not in ("setup", "test") else (rest[0], rest[1:])
+    command, following = ("hypnos", rest) if not rest or rest[0] not in OWN_COMMANDS else (rest[0], rest[1:])
     if command == "setup":
         own, following = own + following, []
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -103,14 +112,14 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def pytest_arguments(arguments: Sequence[str]) -> list[str]:
-    """What `./run.sh test` gives to pytest: everything but the slow tests, unless the person chose with -m.
+    """What `./run.sh test` gives to pytest: everything but what takes minutes, unless the person chose with -m.
 
     The whole suite runs in two processes, file by file: tests mostly wait for processes and loops of their own.
     """
     if not arguments:
-        return ["-m", "not slow", "-n", "2", "--dist", "loadfile"]
+        return ["-m", EVERYDAY, "-n", "2", "--dist", "loadfile"]
     chosen = any(argument.startswith("-m") for argument in arguments)
-    return list(arguments) if chosen else ["-m", "not slow", *arguments]
+    return list(arguments) if chosen else ["-m", EVERYDAY, *arguments]
 
 
 def wanted_stamp(call: Call, extras: frozenset[str]) -> Stamp:
@@ -173,12 +182,21 @@ def run(arguments: Sequence[str], display: Display) -> int:
     call = read_call(arguments)
     if call.command == "setup":
         return _only_set_up(call, display)
-    set_up(call, choices.TEST_EXTRAS if call.command == "test" else choices.EVERYDAY_EXTRAS, display)
+    command = call.command
+    if command == "hypnos" and not call.arguments and choices.has_display(platform.system(), os.environ):
+        command = "app"
+    set_up(call, _EXTRAS.get(command, choices.EVERYDAY_EXTRAS), display)
     python = str(python_of(ROOT / ".venv"))
-    if call.command == "test":
+    if command == "test":
         return replace_with([python, "-m", "pytest", *pytest_arguments(call.arguments)], os.environ, ROOT)
+    if command == "screenshots":
+        return replace_with([python, "-m", "tests.app.pictures", *call.arguments], os.environ, ROOT)
     # -P: a file in the folder where the person stands must not stand in for a module.
-    return replace_with([python, "-P", "-m", "hypnos_engine", *call.arguments], os.environ, None)
+    package = "app" if command == "app" else "hypnos_engine"
+    return replace_with([python, "-P", "-m", package, *call.arguments], os.environ, None)
+
+
+_EXTRAS = {"test": choices.TEST_EXTRAS, "app": choices.APP_EXTRAS, "screenshots": choices.APP_EXTRAS}
 
 
 def _only_set_up(call: Call, display: Display) -> int:

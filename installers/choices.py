@@ -15,6 +15,7 @@ FIRST_UNTRIED_PYTHON = (3, 14)
 OPTIONAL_PARTS = ("desktop", "voice", "documents", "images", "entities")
 """Names that `./run.sh setup` knows; which of them exist is read from pyproject.toml."""
 EVERYDAY_EXTRAS = frozenset({"text"})
+APP_EXTRAS = EVERYDAY_EXTRAS | {"desktop"}
 TEST_EXTRAS = frozenset({"text", "test", "lint", "desktop"})
 
 
@@ -63,6 +64,13 @@ class Build:
         flags = hashlib.sha256("\0".join(self.cmake_args).encode()).hexdigest()[:8]
         code = "native" if self.native else "portable"
         return f"llama-cpp-python-{self.version}-{self.backend}-{self.platform_tag}-{code}-{flags}"
+
+
+def has_display(system: str, environment: Mapping[str, str]) -> bool:
+    """Whether windows can be shown to whoever starts the program; `system` as `platform.system()` says."""
+    if system in ("Darwin", "Windows"):
+        return True
+    return any(environment.get(name) for name in ("WAYLAND_DISPLAY", "DISPLAY"))
 
 
 def python_fits(version: tuple[int, ...]) -> bool:

@@ -11,3 +11,7 @@ class SetupRefused(Exception):
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class BuildRefused(SetupRefused):
+    """The packaged program or an installer of it cannot be made. The message says what is wrong and what mends it."""

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
         (["--port", "1234"], "hypnos", ("--port", "1234")),
         (["serve", "--demo"], "hypnos", ("serve", "--demo")),
         (["test", "-k", "setup", "--native"], "test", ("-k", "setup", "--native")),
+        (["app", "--demo"], "app", ("--demo",)),
+        (["screenshots", "pictures"], "screenshots", ("pictures",)),
         (["setup"], "setup", ()),
         (["setup", "desktop", "voice"], "setup", ("desktop", "voice")),
         (["--backend", "cpu", "--port", "1"], "hypnos", ("--port", "1")),
@@ -49,8 +51,8 @@ def test_a_wrong_option_is_refused_and_points_to_the_help(arguments: list[str]) 
 
 
 def test_the_everyday_suite_leaves_the_slow_tests_out_unless_asked() -> None:
-    assert bootstrap.pytest_arguments([]) == ["-m", "not slow", "-n", "2", "--dist", "loadfile"]
-    assert bootstrap.pytest_arguments(["-k", "a"]) == ["-m", "not slow", "-k", "a"]
+    assert bootstrap.pytest_arguments([]) == ["-m", bootstrap.EVERYDAY, "-n", "2", "--dist", "loadfile"]
+    assert bootstrap.pytest_arguments(["-k", "a"]) == ["-m", bootstrap.EVERYDAY, "-k", "a"]
     assert bootstrap.pytest_arguments(["-m", "slow"]) == ["-m", "slow"]
     assert bootstrap.pytest_arguments(["-mslow"]) == ["-mslow"]
 

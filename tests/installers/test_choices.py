@@ -179,3 +179,19 @@ def test_a_missing_compiler_is_one_sentence_with_the_command(system: str, releas
 def test_a_python_without_venv_names_debians_package() -> None:
     assert "sudo apt install python3.12-venv" in choices.no_venv_module("Linux", {"ID_LIKE": "debian"}, (3, 12))
     assert "apt" not in choices.no_venv_module("Linux", {"ID": "fedora"}, (3, 12))
+
+
+@pytest.mark.parametrize(
+    ("system", "environment", "expected"),
+    [
+        ("Linux", {"DISPLAY": ":0"}, True),
+        ("Linux", {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        ("Linux", {"DISPLAY": ""}, False),
+        ("Linux", {}, False),
+        ("FreeBSD", {}, False),
+        ("Darwin", {}, True),
+        ("Windows", {}, True),
+    ],
+)
+def test_windows_are_shown_where_there_is_a_display(system: str, environment: dict[str, str], expected: bool) -> None:
+    assert choices.has_display(system, environment) is expected

@@ -1,0 +1,1 @@
+"""Makes the packaged program: a folder with two executables, their libraries, the starter model and every licence."""

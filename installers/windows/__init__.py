@@ -1,0 +1,1 @@
+"""Makes a Windows installer of a packaged program."""
