@@ -11,30 +11,46 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypnos_engine import __version__
+from hypnos_engine.catalog.downloads.ledger import Ledger
+from hypnos_engine.catalog.downloads.orders import Network
+from hypnos_engine.catalog.downloads.queue import Downloads
+from hypnos_engine.catalog.downloads.terms import Terms
+from hypnos_engine.catalog.shelf import Shelf
 from hypnos_engine.config import load as config
+from hypnos_engine.config.overlay import Overlay
 from hypnos_engine.config.paths import Folders, is_absent, prepare, private_folder, standard_folders, write_new
+from hypnos_engine.config.server_settings import ServerSettings
 from hypnos_engine.config.settings import Settings
 from hypnos_engine.config.starter import model_roots, starter_folder, starter_text
-from hypnos_engine.domain.errors import BindRefused, EngineFailed, StartRefused
+from hypnos_engine.domain.errors import BindRefused, StartRefused
 from hypnos_engine.domain.kinds import EngineKind, Modality, Tier
 from hypnos_engine.domain.model import ModelId, ModelSpec
-from hypnos_engine.engines.base import Engine
+from hypnos_engine.engines.holder import HolderProcess
 from hypnos_engine.engines.registry import EngineRegistry
-from hypnos_engine.hardware import ggml, machine
-from hypnos_engine.journal import writing_log
+from hypnos_engine.engines.runtimes import default_runtime
+from hypnos_engine.engines.spares import Spares
+from hypnos_engine.journal import LogFormat, writing_log
 from hypnos_engine.presence import Presence
-from hypnos_engine.runtime.local import LocalRuntime, Machine
+from hypnos_engine.runtime.feed import ChangeKind
+from hypnos_engine.runtime.local import LocalRuntime
+from hypnos_engine.runtime.parking import ParkedConversations
+from hypnos_engine.runtime.pool import Pool
 from hypnos_engine.runtime.scheduling import limits_of
-from hypnos_engine.scheduler.limits import Budgets
+from hypnos_engine.runtime.snapshot import Decision
+from hypnos_engine.runtime.this_machine import find_machine
 from hypnos_engine.server.app import make_app
-from hypnos_engine.server.options import AccessKey, ServerOptions, StreamTimes
+from hypnos_engine.server.downloads import DOWNLOADS, DownloadDesk
+from hypnos_engine.server.options import AccessKey, LogTerms, ServerOptions, StreamTimes, WorkloadProfile
+from hypnos_engine.server.pool import POOL
 from hypnos_engine.server.site import Site
+from hypnos_engine.telemetry.decided import Decided
+from hypnos_engine.telemetry.latency import Latencies
 
 log = logging.getLogger("hypnos")
 
@@ -60,6 +76,7 @@ class ServeRequest:
     models_dir: Path | None = None
     demo: bool = False
     insecure_no_auth: bool = False
+    log_format: LogFormat = LogFormat.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +98,37 @@ class Announcement:
 Announce = Callable[[Announcement], None]
 
 
-async def serve(request: ServeRequest, *, announce: Announce, announce_ready: Announce) -> None:
-    """Run the engine until SIGTERM or SIGINT, then drain. Raises StartRefused and its kin before anything is served.
+@dataclass(frozen=True, slots=True)
+class ServingEngine:
+    """An engine whose port is open. Made by `running_engine`, on whose loop it lives."""
 
-    `announce` is called once the port is open, `announce_ready` once the startup models are in place.
-    Has to run on the main thread: workers are bound to the life of the thread that starts them.
+    announcement: Announcement
+    presence: Presence
+    _site: Site
+    _runtime: LocalRuntime
+    _settings: Settings
+    _spares: Spares | None
+
+    async def stage(self) -> None:
+        """Bring the startup models to their tiers; called once. Cancelling it leaves the rest where they are."""
+        await _start(self._runtime, self._settings)
+        if self._spares is not None:
+            self._spares.begin()
+
+    async def drain(self, longest_s: float | None = None) -> None:
+        """Take no more requests and let the running ones end, for `longest_s` or as long as is configured."""
+        seconds = self._settings.server.drain_secs
+        if longest_s is not None:
+            seconds = min(seconds, longest_s)
+        await asyncio.gather(self._site.drain(seconds), self._runtime.drain(seconds))
+
+
+@asynccontextmanager
+async def running_engine(request: ServeRequest) -> AsyncIterator[ServingEngine]:
+    """Serve for the length of the block; no worker, socket or file of it is left afterwards.
+
+    Raises StartRefused and its kin before anything is served. Has to run on the main thread: workers are bound to the
+    life of the thread that starts them. Catches no signals.
     """
     folders = standard_folders()
     prepare(folders)
@@ -93,27 +136,77 @@ async def serve(request: ServeRequest, *, announce: Announce, announce_ready: An
     loopback = await is_loopback(settings.server.host)
     _refuse_what_is_unsafe(settings, request, loopback=loopback)
     roots = model_roots(settings.models_dirs)
-    stop = _Stop()
-    # The signals are let go of last: nothing is left behind that the default end would leave behind.
-    with _stop_signals(stop), ExitStack() as stack:
-        presence = stop.presence = stack.enter_context(Presence.claimed(folders.run))
-        stack.enter_context(writing_log(folders.logs))
-        runtime = LocalRuntime(settings.models, roots, _make_engine(), limits_of(settings))
+    with ExitStack() as stack:
+        presence = stack.enter_context(Presence.claimed(folders.run))
+        stack.enter_context(writing_log(folders.logs, log_format=request.log_format))
+        latencies, decided = Latencies(), Decided()
+        # What these two tell concerns a runtime that does not exist yet when they are made.
+        holder = HolderProcess(default_runtime(), lambda files: runtime.pages_lost(files))
+        conversations = ParkedConversations(
+            enabled=settings.hardware.kv_park,
+            max_bytes=settings.hardware.kv_park_max_bytes or 0,
+            on_dropped=lambda model: runtime.parked_dropped(model),
+        )
+        shelf = Shelf(roots)
+        registry = EngineRegistry()
+        spares = _spares(registry, settings)
+        runtime = LocalRuntime(
+            settings.models,
+            roots,
+            lambda spec: registry.make(spec.id, spec.engine),
+            limits_of(settings),
+            holder=holder,
+            conversations=conversations,
+            kv_idle_timeout_s=settings.server.kv_idle_timeout_secs,
+            on_workflow_ended=latencies.workflow_ended,
+            on_decision=lambda decision: _count(decided, decision),
+            spare_bytes=lambda: 0 if spares is None else spares.bytes,
+            tested=shelf.tested_architectures,
+        )
         options = _options(settings, presence.token_sha256, folders, loopback=loopback)
-        site = Site(make_app(runtime, options), _host_to_bind(settings.server.host), settings.server.port)
+        app = make_app(runtime, options, latencies=latencies, decided=decided, shelf=shelf)
+        downloads = Downloads(
+            Ledger(folders.state),
+            download_terms(settings, roots),
+            tell=lambda job: runtime.changes().publish(ChangeKind.DOWNLOAD, job),
+            release=runtime.release,
+        )
+        app[DOWNLOADS] = DownloadDesk(downloads, shelf)
+        app[POOL] = pool = Pool(runtime, roots, shelf, _overlay(settings, folders))
+        site = Site(app, _host_to_bind(settings.server.host), settings.server.port)
         await site.start()
         try:
+            await downloads.open()
             presence.publish(site.address)
             announcement = _announcement(settings, roots, site.address, folders, first_start=first_start)
             # What was made until now stays: a full collection that looked through it would hold the loop for 30 ms.
             gc.freeze()
-            announce(announcement)
-            await _run(runtime, settings, stop.asked, lambda: announce_ready(announcement))
-            await asyncio.gather(site.drain(settings.server.drain_secs), runtime.drain(settings.server.drain_secs))
+            yield ServingEngine(announcement, presence, site, runtime, settings, spares)
         finally:
             await site.close()
+            await pool.close()
+            await downloads.close()
             await runtime.stop()
+            if spares is not None:
+                await spares.close()
+            await holder.stop()
+            conversations.close()
             log.info("stopped")
+
+
+async def serve(request: ServeRequest, *, announce: Announce, announce_ready: Announce) -> None:
+    """Run the engine until SIGTERM or SIGINT, then drain. Raises StartRefused and its kin before anything is served.
+
+    `announce` is called once the port is open, `announce_ready` once the startup models are in place.
+    """
+    stop = _Stop()
+    # The signals are let go of last: nothing is left behind that the default end would leave behind.
+    with _stop_signals(stop):
+        async with running_engine(request) as engine:
+            stop.presence = engine.presence
+            announce(engine.announcement)
+            await _stage_and_wait(engine, stop.asked, lambda: announce_ready(engine.announcement))
+            await engine.drain()
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -154,7 +247,13 @@ def _nowhere(folders: Folders) -> Folders:
 
 
 def _with_models(settings: Settings, models: tuple[ModelSpec, ...]) -> Settings:
-    return replace(settings, models=models)
+    """Other models than those that are configured; what happens to them is not kept."""
+    return replace(settings, models=models, overlay=None)
+
+
+def _overlay(settings: Settings, folders: Folders) -> Overlay | None:
+    """Where changes of the pool are kept."""
+    return None if settings.overlay is None else Overlay(settings.overlay, settings.source or folders.config_file)
 
 
 def _refuse_what_is_unsafe(settings: Settings, request: ServeRequest, *, loopback: bool) -> None:
@@ -212,7 +311,7 @@ def _is_loopback_address(text: str) -> bool:
 
 def _options(settings: Settings, local_token_sha256: str, folders: Folders, *, loopback: bool) -> ServerOptions:
     server, limits = settings.server, settings.limits
-    keys = tuple(AccessKey(key.label, key.sha256, admin=key.admin) for key in server.keys)
+    keys = tuple(AccessKey(key.label, key.sha256, admin=key.admin, weight=key.weight) for key in server.keys)
     if keys:
         # The user's own programs on this machine reach their engine by a token that lives as long as the process.
         keys = (*keys, AccessKey("local", local_token_sha256, admin=True))
@@ -230,7 +329,33 @@ def _options(settings: Settings, local_token_sha256: str, folders: Folders, *, l
         request_timeout_s=limits.request_timeout_secs,
         drain_s=server.drain_secs,
         stream=StreamTimes(hold_s=server.stream_hold_secs),
+        profile=_profile(server),
+        metrics_need_key=server.metrics_require_auth,
+        request_log=LogTerms(
+            entries=server.request_log_entries,
+            level=server.request_log_level,
+            blank=server.request_log_redact.everything,
+            patterns=server.request_log_redact.patterns,
+        ),
     )
+
+
+def _count(decided: Decided, decision: Decision) -> None:
+    record = decision.record
+    decided.record(record.kind, record.model, record.numbers, record.reason)
+
+
+def download_terms(settings: Settings, roots: tuple[Path, ...]) -> Terms:
+    """How downloads run as configured; `roots` are the models folders."""
+    chosen = settings.downloads
+    ca_file = None if chosen.ca_file is None else str(chosen.ca_file)
+    return Terms(roots, Network(chosen.hub, chosen.proxy, ca_file))
+
+
+def _profile(server: ServerSettings) -> WorkloadProfile | None:
+    if server.profile is None:
+        return None
+    return WorkloadProfile(server.profile.value, server.profile.metric, server.target_ms)
 
 
 def _announcement(
@@ -258,14 +383,17 @@ def _announcement(
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-def _make_engine() -> Callable[[ModelSpec], Engine]:
-    registry = EngineRegistry()
-    return lambda spec: registry.make(spec.id, spec.engine)
+def _spares(registry: EngineRegistry, settings: Settings) -> Spares | None:
+    """The workers that are kept ready for the models of the configuration."""
+    wanted = settings.hardware.spare_workers
+    kinds = [spec.engine for spec in settings.models if spec.enabled]
+    count = wanted if isinstance(wanted, int) else None
+    return registry.keep_spares(kinds, count, settings.hardware.max_process_memory_bytes)
 
 
-async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event, when_ready: Callable[[], None]) -> None:
+async def _stage_and_wait(engine: ServingEngine, stop: asyncio.Event, when_ready: Callable[[], None]) -> None:
     """Bring the startup models to their tiers, then wait for the signal to stop, whichever comes first."""
-    starting = asyncio.create_task(_start(runtime, settings), name="staging")
+    starting = asyncio.create_task(engine.stage(), name="staging")
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -280,26 +408,9 @@ async def _run(runtime: LocalRuntime, settings: Settings, stop: asyncio.Event, w
 
 
 async def _start(runtime: LocalRuntime, settings: Settings) -> None:
-    report = None
-    if any(spec.engine is EngineKind.LLAMA for spec in settings.models):
-        try:
-            report = await ggml.probe()
-        except EngineFailed as error:
-            log.warning("%s Only the processor is planned with.", error.message)
-    host = machine.host_memory()
-    hardware = machine.snapshot(host, report, backend=settings.hardware.backend.value)
-    limits = machine.MemoryLimits(
-        settings.hardware.tier1_bytes, settings.hardware.tier2_bytes, settings.hardware.os_reserve_bytes
-    )
-    bytes_for = machine.budgets(hardware, limits)
-    threads = settings.hardware.threads
-    budgets = Budgets(
-        device_bytes=(bytes_for.device_bytes,) if bytes_for.device_bytes else (),
-        host_bytes=bytes_for.host_bytes,
-        cores=threads if isinstance(threads, int) else hardware.cores,
-        device_layers=bool(hardware.devices),
-    )
-    await runtime.start(Machine(hardware, budgets, bytes_for.tier2_bytes))
+    """Find out what the machine is and bring the startup models to their tiers; the runtime ends what begins here."""
+    roots, state = model_roots(settings.models_dirs), standard_folders().state
+    await runtime.start(await find_machine(settings, roots, state, runtime.in_use))
     log.info("ready")
 
 

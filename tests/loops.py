@@ -22,9 +22,10 @@ def _uvloop() -> asyncio.AbstractEventLoop:
 
 def _qasync() -> asyncio.AbstractEventLoop:
     import qasync
-    from PySide6.QtCore import QCoreApplication
+    from PySide6.QtWidgets import QApplication
 
-    loop: asyncio.AbstractEventLoop = qasync.QEventLoop(QCoreApplication.instance() or QCoreApplication([]))
+    # One that can show widgets: a process has one application, and tests of widgets may run in this one, too.
+    loop: asyncio.AbstractEventLoop = qasync.QEventLoop(QApplication.instance() or QApplication([]))
     return loop
 
 

@@ -54,7 +54,8 @@ class OtherPrograms:
         for root in self.own:
             for process in (root, *root.children(recursive=True)):
                 times = process.cpu_times()
-                seen[process.pid] = times.user + times.system
+                # Children that ended meanwhile count with whom they were children of.
+                seen[process.pid] = times.user + times.system + times.children_user + times.children_system
         return sum(seen.values())
 
 

@@ -41,6 +41,8 @@ class Settings:
     """Cells of the cache, all slots together."""
     cores: frozenset[int] = frozenset()
     """Cores that the server and its children may use; empty = all."""
+    spares: int | None = None
+    """Workers that Hypnos keeps started ahead; None = as it does by default."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def hypnos(home: Path, settings: Settings, *, warm: bool = True) -> Iterator[Run
         str(port),
     ]
     environment = {**kept, **folders, "HOME": str(home)}
-    with _started("hypnos", command, environment, port, "/ready", settings) as running:
+    with started("hypnos", command, environment, port, "/ready", settings) as running:
         yield running
 
 
@@ -118,7 +120,7 @@ def llama_server(server: LlamaServer, settings: Settings, *arguments: str) -> It
         *("-ctk", "f16", "-ctv", "f16", "--jinja", "--no-ui", *arguments),
     ]
     environment = {**server.environment(), "GOMP_SPINCOUNT": SPIN_COUNT, "OMP_NUM_THREADS": threads}
-    with _started("llama-server", command, environment, port, "/health", settings) as running:
+    with started("llama-server", command, environment, port, "/health", settings) as running:
         yield running
 
 
@@ -132,6 +134,7 @@ max_queue_per_model = 64
 
 [hardware]
 threads = {settings.threads}
+{"" if settings.spares is None else f"spare_workers = {settings.spares}"}
 
 [[models]]
 id = "{MODEL_NAME}"
@@ -146,9 +149,10 @@ initial_tier = "{"tier1_gpu_vram" if warm else "tier3_nvme_ssd"}"
 
 
 @contextlib.contextmanager
-def _started(
+def started(
     name: str, command: Sequence[str], environment: dict[str, str], port: int, path: str, settings: Settings
 ) -> Iterator[Running]:
+    """Run a server for the block, on the cores of `settings`; it serves when `path` answers with status 200."""
     before = os.sched_getaffinity(0)
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)  # inherited by the child; taken back at once

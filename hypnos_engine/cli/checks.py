@@ -16,12 +16,14 @@ from hypnos_engine import __version__, journal, presence
 from hypnos_engine.cli import addresses
 from hypnos_engine.cli.findings import Check, broken, fine, note
 from hypnos_engine.domain.errors import ConfigurationInvalid, EngineFailed, HypnosError
+from hypnos_engine.ipc import programs
 
 if TYPE_CHECKING:
     from hypnos_engine.config.settings import Settings
 
 GIB = 2**30
 _LITTLE_SPACE_BYTES = 2 * GIB
+_SET_UP = "in a clone of Hypnos: ./run.sh setup" if programs.is_packaged() else "./run.sh setup"
 _BUILD_RECORD = "hypnos-build.json"
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:==(?P<exact>[^;,\s]+))?[^;]*(?:;(?P<marker>.*))?$")
 
@@ -50,7 +52,7 @@ def check_packages() -> list[Check]:
     try:
         required = importlib.metadata.requires("hypnos") or []
     except importlib.metadata.PackageNotFoundError:
-        return [broken("packages", "Hypnos itself is not installed in this Python", "./run.sh setup")]
+        return [broken("packages", "Hypnos itself is not installed in this Python", _SET_UP)]
     found, missing = [], []
     for requirement in required:
         name, exact = _needed_here(requirement)
@@ -62,7 +64,7 @@ def check_packages() -> list[Check]:
         else:
             found.append(f"{name} {version}")
     if missing:
-        return [broken("packages", f"missing or in a wrong version: {', '.join(missing)}", "./run.sh setup")]
+        return [broken("packages", f"missing or in a wrong version: {', '.join(missing)}", _SET_UP)]
     return [fine("packages", f"hypnos {__version__}, {', '.join(found)}")]
 
 
@@ -91,12 +93,13 @@ def _needed_here(requirement: str) -> tuple[str, str | None]:
 def check_llama(record: Path) -> list[Check]:
     """How llama.cpp was built, whether it loads, and which devices it sees. Asks a child that ends at once."""
     built, backend = _build(record)
+    from hypnos_engine.hardware.discovery import look_for_unusable
     from hypnos_engine.hardware.ggml import probe
 
     try:
         report = asyncio.run(probe())
     except EngineFailed as error:
-        return [built, broken("llama.cpp", error.message, "./run.sh setup")]
+        return [built, broken("llama.cpp", error.message, _SET_UP)]
     checks = [built, fine("llama.cpp", f"{report.library} {report.version} loads; {report.system_info.strip()}")]
     accelerators = [device for device in report.devices if device.kind in ("gpu", "igpu")]
     checks += [
@@ -106,9 +109,10 @@ def check_llama(record: Path) -> list[Check]:
     if not accelerators and backend in (None, "cpu"):
         checks.append(note("device", "no accelerator in this build: models compute on the CPU"))
     elif not accelerators:
-        mend = "check the driver, or ./run.sh setup --backend cpu"
+        mend = f"check the driver, or {_SET_UP} --backend cpu"
         checks.append(broken("device", f"llama.cpp was built for {backend} but sees no device", mend))
-    return checks
+    unusable = asyncio.run(look_for_unusable(report))
+    return checks + [note("device", f"{device.name} is not used: {device.why}", device.mend) for device in unusable]
 
 
 def _build(record: Path) -> tuple[Check, str | None]:
@@ -118,7 +122,7 @@ def _build(record: Path) -> tuple[Check, str | None]:
         backend, built = str(fields["backend"]), str(fields["built"])
     except (OSError, ValueError, KeyError, TypeError):
         says = "not recorded: llama.cpp was not installed by ./run.sh"
-        return note("llama.cpp build", says, "./run.sh setup, if that was not on purpose"), None
+        return note("llama.cpp build", says, f"{_SET_UP}, if that was not on purpose"), None
     return fine("llama.cpp build", f"{backend}, {code} code, compiled {built}"), backend
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hypnos_engine import __version__
-from hypnos_engine.cli import doctor, serve, simulate
+from hypnos_engine.cli import catalog, doctor, logs, models, serve, simulate
 from hypnos_engine.cli.layout import HelpLayout
 from hypnos_engine.cli.streams import EXIT_INTERRUPTED, let_go
 from hypnos_engine.domain.errors import HypnosError
@@ -19,6 +19,7 @@ from hypnos_engine.domain.errors import HypnosError
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
 
+_CATALOG_BLOCK = "--catalog-block"
 _TOP_LEVEL_OPTIONS = frozenset({"-h", "--help", "--version"})
 
 Command = Callable[[argparse.Namespace], int]
@@ -46,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hypnos {__version__}", help="show the version and end")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in (serve.add, doctor.add, simulate.add):
+    for add in (serve.add, doctor.add, simulate.add, catalog.add, models.add, logs.add):
         command = add(commands)
         command.add_argument(
             "-v",
@@ -59,9 +60,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def with_command(arguments: Sequence[str]) -> list[str]:
-    """Put `serve` in front of a command line that names no command (contract §19-33)."""
+    """Put `serve` in front of a command line that names no command (contract §19-33).
+
+    `--catalog-block SPEC` is the name that clients know for `catalog block SPEC` (contract §6.2-48).
+    """
+    if arguments and arguments[0].partition("=")[0] == _CATALOG_BLOCK:
+        _, equals, spec = arguments[0].partition("=")
+        return ["catalog", "block", *((spec,) if equals else ()), *arguments[1:]]
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL_OPTIONS):
         return ["serve", *arguments]
+    if arguments[0] == models.NAME:
+        return models.with_action(arguments)
     return list(arguments)
 
 

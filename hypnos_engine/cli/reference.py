@@ -40,13 +40,17 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.values()
+            for below in action.choices.values():
+                yield from _parsers(below)
 
 
 def _exit_codes() -> str:
     rows = [
         ("0", "all went well; `serve` was told to end and ended"),
-        (str(command_line.EXIT_UNEXPECTED), "something unexpected; for `doctor`: something has to be mended"),
+        (
+            str(command_line.EXIT_UNEXPECTED),
+            "something unexpected; for `doctor` and `catalog`: something has to be mended or is missing",
+        ),
         (str(command_line.EXIT_USAGE), "the command line is wrong"),
         *((str(row_of(error("")).exit_code), meaning) for error, meaning in _STARTS),
         (str(EXIT_INTERRUPTED), "ended at once: a second Ctrl-C (SIGINT), or one while the program was being loaded"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hypnos_engine.daemon import Announcement
+    from hypnos_engine.journal import LogFormat
 
 _DESCRIPTION = """\
 Serve the configured models until Ctrl-C or SIGTERM, which lets running answers end first; a second one
@@ -53,6 +54,12 @@ def add(commands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
         action="store_true",
         help="allow an address that others can reach although no API key is set",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how the log is spelled, in its file and in the terminal (text)",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -62,8 +69,10 @@ def run(options: argparse.Namespace) -> int:
     import asyncio
 
     from hypnos_engine.daemon import ServeRequest, serve
+    from hypnos_engine.journal import LogFormat
 
-    _log_to_terminal(options.verbose)
+    log_format = LogFormat(options.log_format)
+    _log_to_terminal(options.verbose, log_format)
     request = ServeRequest(
         config=options.config,
         host=options.host,
@@ -71,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         models_dir=options.models_dir,
         demo=options.demo,
         insecure_no_auth=options.insecure_no_auth,
+        log_format=log_format,
     )
     # On the main thread: workers must be started from a thread that lives as long as the program.
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -156,11 +166,14 @@ def _count(models: int) -> str:
     return f"{models} model{'' if models == 1 else 's'}"
 
 
-def _log_to_terminal(verbose: int) -> None:
+def _log_to_terminal(verbose: int, log_format: "LogFormat") -> None:
+    from hypnos_engine.journal import formatter, mark_request
+
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(mark_request)
+    handler.setFormatter(formatter(log_format, timed=False))
     logging.getLogger().addHandler(handler)
     if verbose:
         logging.getLogger().setLevel(level)

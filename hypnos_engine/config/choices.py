@@ -45,6 +45,17 @@ class Profile(StrEnum):
         """Time to the first token or sound that it aims at (contract §14.1); None where only throughput counts."""
         return {"voice_assistant": 1500.0, "chat": 3000.0}.get(self.value)
 
+    @property
+    def metric(self) -> Literal["first_token", "first_audio", "throughput"]:
+        """What the profile is measured by (contract §14.1-35)."""
+        match self:
+            case Profile.VOICE_ASSISTANT:
+                return "first_audio"
+            case Profile.CHAT:
+                return "first_token"
+            case Profile.BATCH:
+                return "throughput"
+
 
 class LogLevel(StrEnum):
     """How much of each request the request log keeps (contract §15-10)."""

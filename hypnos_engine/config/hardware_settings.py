@@ -13,32 +13,41 @@ from hypnos_engine.domain.kinds import Accelerator, Topology
 class SimulatedDevice:
     """`[[hardware.simulate.devices]]`."""
 
-    total_bytes: int = required(Size(MIB), "Memory of the device.", unit="bytes")
-    name: str = setting(TITLE, "Simulated device", "Name that the device reports.")
+    total_bytes: int = required(Size(MIB), "Memory of the device.", unit="bytes", effective=True)
+    name: str = setting(TITLE, "Simulated device", "Name that the device reports.", effective=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherPrograms:
     """`[[hardware.simulate.others]]`."""
 
-    used_bytes: int = required(Size(), "Device memory that other programs hold from then on.", unit="bytes")
-    after_secs: float = setting(Number(0, 10**9), 0.0, "Time since the start from which it holds.", unit="seconds")
-    device: int = setting(Whole(0, 63), 0, "Number of the device, from 0 in the order of the file.")
+    used_bytes: int = required(
+        Size(), "Device memory that other programs hold from then on.", unit="bytes", effective=True
+    )
+    after_secs: float = setting(
+        Number(0, 10**9), 0.0, "Time since the start from which it holds.", unit="seconds", effective=True
+    )
+    device: int = setting(Whole(0, 63), 0, "Number of the device, from 0 in the order of the file.", effective=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
     """`[hardware.simulate]`."""
 
-    host_bytes: int = required(Size(MIB), "Memory of the host.", unit="bytes")
+    host_bytes: int = required(Size(MIB), "Memory of the host.", unit="bytes", effective=True)
     topology: Topology = setting(
-        Choice(Topology), Topology.DISCRETE, "How device memory and host memory relate; `DiscretePcie` needs devices."
+        Choice(Topology),
+        Topology.DISCRETE,
+        "How device memory and host memory relate; `DiscretePcie` needs devices.",
+        effective=True,
     )
-    accelerator: Accelerator = setting(Choice(Accelerator), Accelerator.CUDA, "What computes tier 1.")
-    cores: int = setting(Whole(1, 4096), 8, "CPU cores.")
-    tier3_to_tier2_bytes_per_s: int = setting(Size(1), 3_000_000_000, "Speed of the disk.", unit="bytes per second")
+    accelerator: Accelerator = setting(Choice(Accelerator), Accelerator.CUDA, "What computes tier 1.", effective=True)
+    cores: int = setting(Whole(1, 4096), 8, "CPU cores.", effective=True)
+    tier3_to_tier2_bytes_per_s: int = setting(
+        Size(1), 3_000_000_000, "Speed of the disk.", unit="bytes per second", effective=True
+    )
     tier2_to_tier1_bytes_per_s: int = setting(
-        Size(1), 16_000_000_000, "Speed from host memory to the device.", unit="bytes per second"
+        Size(1), 16_000_000_000, "Speed from host memory to the device.", unit="bytes per second", effective=True
     )
     devices: tuple[SimulatedDevice, ...] = ()
     others: tuple[OtherPrograms, ...] = ()
@@ -65,7 +74,7 @@ class HardwareSettings:
     tier1_bytes: int | None = setting(
         Size(),
         None,
-        "Device memory that Hypnos may use.",
+        "Memory of each device that Hypnos may use; where there is no device, host memory for loaded models.",
         unit="bytes",
         unset="derived from the machine",
         effective=True,
@@ -87,17 +96,18 @@ class HardwareSettings:
         effective=True,
     )
     kv_park: bool = setting(
-        Switch(), False, "Whether conversations of a model that leaves tier 1 are kept in host memory."
+        Switch(), False, "Whether conversations of a model that leaves tier 1 are kept in host memory.", effective=True
     )
     kv_park_max_bytes: int | None = setting(
         Size(),
         None,
         "Host memory of parked conversations; the oldest go first.",
         unit="bytes",
-        unset="what tier 2 has left",
+        unset="as much as tier 2",
+        effective=True,
     )
     spare_workers: int | Auto = setting(
-        AutoOr(Whole(0, 16)), AUTO, "Workers started ahead, with their library imported and no model."
+        AutoOr(Whole(0, 16)), AUTO, "Workers started ahead, with their library imported and no model.", effective=True
     )
     threads: int | Auto = setting(
         AutoOr(Whole(1, 1024)),
@@ -110,6 +120,7 @@ class HardwareSettings:
         Choice(HoldPolicy),
         HoldPolicy.REFUSE,
         "While the GPU is held for its owner, requests are refused or run on the CPU.",
+        effective=True,
     )
     simulate: SimulatedMachine | None = None
 

@@ -74,18 +74,39 @@ def load(
     return _settled(read, source if document else None, overlay_path(source), folders)
 
 
-def models_from_text(text: str, source: str) -> tuple[ModelSpec, ...]:
-    """Return the `[[models]]` blocks of a text that holds nothing else. Raises ConfigurationInvalid."""
+def models_from_text(text: str, source: str, named: ModelId | None = None) -> tuple[ModelSpec, ...]:
+    """Return the `[[models]]` blocks of a text that holds nothing else. Raises ConfigurationInvalid.
+
+    With `named` given the blocks have that id, whatever they say.
+    """
     problems = Problems()
     table = replace(OVERLAY, settings=())
     document = parse_document(text, source, Path(), problems)
     blocks: list[Reading] = []
     if document is not None:
+        if named is not None:
+            _rename(document, named)
         blocks = read_table(table, document, problems).children("models")
         contradictions.check_models(blocks, problems)
     if problems:
         raise problems.error("The model's block", "nothing was changed")
     return tuple(block.build() for block in blocks)
+
+
+def _rename(document: Document, name: ModelId) -> None:
+    match document.values.get("models"):
+        case [dict(block)]:  # of several none is meant
+            block["id"] = name
+
+
+def pool_changes(document: Document, problems: Problems) -> tuple[tuple[ModelId, ...], tuple[ModelSpec, ...]] | None:
+    """Return what an overlay takes out of the pool and what it puts in; None when a problem was added."""
+    reading = _read_one(OVERLAY, document, problems)
+    if not problems:
+        contradictions.check_models(reading.children("models"), problems)
+    if problems:
+        return None
+    return reading.value("removed_models"), tuple(block.build() for block in reading.children("models"))
 
 
 def _named_by(environ: Mapping[str, str]) -> Path | None:
@@ -201,6 +222,7 @@ def _settled(read: _Read, source: Path | None, overlay: Path, folders: Folders) 
         server=built["server"],
         limits=built["limits"],
         hardware=built["hardware"],
+        downloads=built["downloads"],
         models=models,
         models_dirs=_models_dirs(read.root, folders),
         source=source.absolute() if source else None,

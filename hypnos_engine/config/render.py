@@ -8,20 +8,20 @@ from hypnos_engine.config.load import models_from_text
 from hypnos_engine.config.model_settings import ARCH, IMAGE, MODELS
 from hypnos_engine.config.setting import Table
 from hypnos_engine.domain.errors import ConfigurationInvalid
-from hypnos_engine.domain.model import ModelSpec
+from hypnos_engine.domain.model import ModelId, ModelSpec
 
 LONGEST_BLOCK = 64 * 1024
 """Characters of a block that are read at most: it may come from a client."""
 
 
-def parse_model(text: str, source: str = "the block") -> ModelSpec:
+def parse_model(text: str, source: str = "the block", named: ModelId | None = None) -> ModelSpec:
     """Return the model of one `[[models]]` block. Raises ConfigurationInvalid with every problem.
 
-    `source` names the text in the problems.
+    `source` names the text in the problems. With `named` given that is the model's id, whatever the block says.
     """
     if len(text) > LONGEST_BLOCK:
         raise ConfigurationInvalid(f"{source} has {len(text)} characters; at most {LONGEST_BLOCK} are read.")
-    models = models_from_text(text, source)
+    models = models_from_text(text, source, named)
     if len(models) != 1:
         raise ConfigurationInvalid(f"{source} must hold exactly one [[models]] table; it holds {len(models)}.")
     return models[0]

@@ -42,7 +42,9 @@ class ApiKey:
     tokens_per_day: int | None = setting(
         Whole(1, 10**15), None, "Prompt and completion tokens of the key in a UTC day.", unit="tokens", unset="no limit"
     )
-    weight: float = setting(Number(0.01, 100), 1.0, "The key's share of a busy model beside the other keys.")
+    weight: float = setting(
+        Number(0.01, 100), 1.0, "The key's share of a busy model beside the other keys.", effective=True
+    )
     models: tuple[ModelId, ...] = setting(
         Many(MODEL_ID), (), "Ids of the models that the key may use.", unset="all models"
     )
@@ -91,7 +93,7 @@ class ServerSettings:
         "Host names, beside the loopback ones, under which the server may be called.",
         effective=True,
     )
-    metrics_require_auth: bool = setting(Switch(), False, "Whether `/metrics` needs a key.")
+    metrics_require_auth: bool = setting(Switch(), False, "Whether `/metrics` needs a key.", effective=True)
     profile: Profile | None = setting(
         Choice(Profile),
         None,
@@ -113,6 +115,7 @@ class ServerSettings:
         "Idle conversations give their cache cells back after this time.",
         unit="seconds",
         unset="never",
+        effective=True,
     )
     document_pictures_ttl_secs: float = setting(
         Number(1, 30 * DAY_S), 3600.0, "How long the pictures of a converted document can be fetched.", unit="seconds"
@@ -120,12 +123,20 @@ class ServerSettings:
     document_pictures_max_bytes: int = setting(
         Size(MIB), GIB, "Room for the pictures of converted documents; the oldest go first.", unit="bytes"
     )
-    request_log_entries: int = setting(Whole(0, 100_000), 200, "Calls that the request log keeps.")
+    request_log_entries: int = setting(
+        Whole(0, 100_000), 200, "Calls that the request log keeps, within 16 MiB.", effective=True
+    )
     request_log_level: LogLevel = setting(
-        Choice(LogLevel), LogLevel.INFO, "How much of each call the request log keeps; text only from `debug` on."
+        Choice(LogLevel),
+        LogLevel.INFO,
+        "How much of each call the request log keeps; text only from `debug` on.",
+        effective=True,
     )
     request_log_redact: Redaction = setting(
-        REDACTION, Redaction(), "Blanks captured text: true for all of it, or a list of regular expressions."
+        REDACTION,
+        Redaction(),
+        "Blanks captured text: true for all of it, or a list of regular expressions.",
+        effective=True,
     )
     stream_hold_secs: float = setting(
         Number(0, 3600),
@@ -144,6 +155,13 @@ class ServerSettings:
     tls: TlsSettings | None = None
     keys: tuple[ApiKey, ...] = ()
     """Every key: those of `server.api_keys`, of HYPNOS_API_KEYS and of `[[server.keys]]`, in this order."""
+
+    @property
+    def target_ms(self) -> float | None:
+        """What the profile aims at, as it says or as it is set; None without one, or where only throughput counts."""
+        if self.profile is None or self.objective_ms is not None:
+            return self.objective_ms
+        return self.profile.objective_ms
 
 
 def make_key(*, key: str | None, key_sha256: str | None, **values: Any) -> ApiKey:

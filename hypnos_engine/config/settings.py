@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypnos_engine.config.download_settings import DOWNLOADS, DownloadSettings
 from hypnos_engine.config.hardware_settings import HARDWARE, HardwareSettings, SimulatedMachine
 from hypnos_engine.config.kinds import Many, Whole, path_of
 from hypnos_engine.config.limit_settings import LIMITS, LimitSettings
@@ -18,6 +19,7 @@ __all__ = [
     "CONFIG_VERSION",
     "ROOT",
     "ApiKey",
+    "DownloadSettings",
     "HardwareSettings",
     "LimitSettings",
     "ServerSettings",
@@ -38,6 +40,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    downloads: DownloadSettings = field(default_factory=DownloadSettings)
     models: tuple[ModelSpec, ...] = ()
     """The pool: the file's blocks as the overlay changed them, each id once."""
     models_dirs: tuple[Path, ...] = ()
@@ -83,7 +86,7 @@ ROOT = Table(
             effective=True,
         ),
     ),
-    tables=(SERVER, LIMITS, HARDWARE, MODELS),
+    tables=(SERVER, LIMITS, HARDWARE, DOWNLOADS, MODELS),
 )
 
 

@@ -264,20 +264,18 @@ def test_what_is_allowed_and_worth_saying_is_a_warning(tmp_path: Path, folders: 
 def test_a_setting_that_has_no_effect_yet_is_named_when_the_user_changed_it(tmp_path: Path, folders: Folders) -> None:
     path = write(
         tmp_path,
-        "[server]\nport = 1\nmetrics_require_auth = true\n[limits]\nmax_image_bytes = 33554432\nmax_overtakes = 9\n"
+        "[server]\nport = 1\ndocument_pictures_ttl_secs = 60\n[limits]\nmax_image_bytes = 33554432\nmax_overtakes = 9\n"
         + MODEL.format(id="a", path="a.gguf")
         + 'initial_tier = "tier2_pinned_ram"\nshare_worker = true\n',
     )
     settings = load(path, folders=folders)
     assert [(notice.name, notice.origin.line) for notice in settings.without_effect] == [
-        ("server.metrics_require_auth", 3),
-        ("models.initial_tier", 13),
+        ("server.document_pictures_ttl_secs", 3),
         ("models.share_worker", 14),
     ]
     assert str(settings.without_effect[0]).endswith(
-        ":3: server.metrics_require_auth: is read and checked, but this version does not act on it"
+        ":3: server.document_pictures_ttl_secs: is read and checked, but this version does not act on it"
     )
-    assert '"tier2_pinned_ram"' in str(settings.without_effect[1])
 
 
 def test_a_flag_that_names_no_setting_is_refused(folders: Folders) -> None:

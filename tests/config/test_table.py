@@ -29,6 +29,7 @@ NAMES = {
     "hardware.simulate": "host_bytes topology accelerator cores tier3_to_tier2_bytes_per_s tier2_to_tier1_bytes_per_s",
     "hardware.simulate.devices": "total_bytes name",
     "hardware.simulate.others": "used_bytes after_secs device",
+    "downloads": "hub proxy ca_file",
     "models": "id name modality additional_modalities engine weights_path aux_path text_encoder_path tokenizer_path "
     "voices_path context_len slots kv_type draft initial_tier priority keep_warm_in_ram moe_offload "
     "min_gpu_layer_ratio load_mode share_worker allow_untested enabled",

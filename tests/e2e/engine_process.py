@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from hypnos_engine.engines.spares import LEAST_TOTAL_BYTES
+
 START_S = 60.0
 END_S = 30.0
 
@@ -68,6 +70,10 @@ class RunningEngine:
                 return json.load(error)
 
     def workers(self) -> list[psutil.Process]:
+        """Workers that have a model, or are about to get one."""
+        return [worker for worker in self.worker_processes() if not is_spare(worker)]
+
+    def worker_processes(self) -> list[psutil.Process]:
         """Processes that this engine started, those of a moment excluded."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         found = {child.pid: child for child in children if "--kind" in _arguments(child)}
@@ -81,10 +87,32 @@ class RunningEngine:
             if time.monotonic() > deadline:
                 raise AssertionError(f"not ready in time; log:\n{self.log}")
 
+    def wait_spare(self) -> None:
+        """Return when a worker is kept ready, on a machine that keeps one: until then there is one process less."""
+        deadline = time.monotonic() + START_S
+        while psutil.virtual_memory().total >= LEAST_TOTAL_BYTES:
+            if any(is_spare(worker) and _has_children(worker) for worker in self.worker_processes()):
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no worker is kept ready; log:\n{self.log}")
+
     def end(self, with_signal: int = signal.SIGTERM) -> int:
         """Ask it to end; the exit status."""
         self.process.send_signal(with_signal)
         return self.process.wait(timeout=END_S)
+
+
+def is_spare(worker: psutil.Process) -> bool:
+    """Whether a worker was started ahead and has not been given a model yet."""
+    with contextlib.suppress(psutil.Error):
+        return "--spare" in _arguments(worker) and not any(".gguf" in file.path for file in worker.memory_maps())
+    return False
+
+
+def _has_children(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.children())
+    return False
 
 
 def _parent(process: psutil.Process) -> int | None:
@@ -120,7 +148,7 @@ def serving(home: Path, *arguments: str, ready: bool = True) -> Iterator[Running
             engine.wait_ready()
         yield engine
     finally:
-        left = engine.workers() if process.poll() is None else []
+        left = engine.worker_processes() if process.poll() is None else []
         process.kill()
         process.communicate(timeout=END_S)
         for worker in left:

@@ -126,6 +126,7 @@ def test_clients_that_vanish_leave_nothing_behind(engine: RunningEngine) -> None
     process = psutil.Process(engine.process.pid)
     _vanish(engine, 6)
     _until_idle(engine)
+    engine.wait_spare()
     before = _holdings(process)
     _vanish(engine, 40)
     _until_idle(engine)
@@ -207,22 +208,25 @@ def test_a_worker_killed_mid_stream_gives_the_error_chunk_and_the_next_request_w
 
 def test_sigterm_lets_a_running_stream_end_and_leaves_no_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as engine, sdk(engine) as client:
-        (worker,) = engine.workers()
+        engine.wait_spare()
+        workers = engine.worker_processes()
         stream = client.chat.completions.create(model=MODEL, messages=STORY, max_tokens=60, stream=True)
         next(stream)
         engine.process.send_signal(signal.SIGTERM)
         *_, last = stream
         assert last.choices[0].finish_reason in ("stop", "length")
         assert engine.process.wait(timeout=30) == 0
-        assert not worker.is_running()
+        assert not any(worker.is_running() for worker in workers)
 
 
 def test_sigkill_of_the_server_leaves_no_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
-        (worker,) = engine.workers()
+        engine.wait_spare()
+        workers = engine.worker_processes()
+        assert len(engine.workers()) == 1
         engine.end(signal.SIGKILL)
-        worker.wait(timeout=10)
-        assert not worker.is_running()
+        _, left = psutil.wait_procs(workers, timeout=10)
+        assert not left
 
 
 def test_damaged_files_are_typed_errors_that_name_the_file(tmp_path: Path) -> None:
