@@ -28,7 +28,7 @@ WITH_DISPLAY = {"DISPLAY": ":0"}
         ("libpython3.11.so.1.0", "/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0"),
         ("libgomp.so.1", "/lib/x86_64-linux-gnu/libgomp.so.1"),
         ("python3.11/lib-dynload/_ssl.so", "/usr/lib/python3.11/lib-dynload/_ssl.cpython-311-x86_64-linux-gnu.so"),
-        ("hypnos_engine/resources/index.html", "/work/resources/index.html"),
+        ("hypnos_engine/resources/index.html", "/clone/resources/index.html"),
     ],
 )
 def test_what_the_program_uses_is_kept(destination: str, source: str) -> None:
