@@ -77,7 +77,7 @@ class SystemMemory:
 
 
 def system_memory() -> Memory:
-    """A reading of the whole machine."""
+    """A reading of the whole machine. Raises OSError or psutil.Error where the system does not tell."""
     memory = psutil.virtual_memory()
     return SystemMemory(memory.total, memory.available)
 
@@ -228,7 +228,12 @@ class Spares:
         if not self._begun or self._count <= 0:
             return
         now_s = asyncio.get_running_loop().time()
-        available_bytes = self._memory().available_bytes
+        try:
+            available_bytes = self._memory().available_bytes
+        except (OSError, psutil.Error) as error:  # out of descriptors: what there is stays, and nothing new is started
+            log.debug("the machine does not tell its memory: %s", error)
+            self._set_timer(self._times.look_s)
+            return
         if available_bytes < SHORT_BYTES:  # 1
             self.give_up()
         if len(self._spares) >= self._count:  # 2

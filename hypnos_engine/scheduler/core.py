@@ -291,9 +291,7 @@ class Scheduler:
             out.extend(threads.shared_out(state))  # 9
         self._ask_to_wake(waiting, now, out)
 
-    def _refuse_late(
-        self, waiting: list[ModelState], arriving: int | None, now: float, out: list[fx.Effect]
-    ) -> None:
+    def _refuse_late(self, waiting: list[ModelState], arriving: int | None, now: float, out: list[fx.Effect]) -> None:
         """Whoever arrives at this moment is asked first whether it can start: a deadline of 0 means at once."""
         for model in waiting:
             late = [

@@ -1,6 +1,7 @@
 """Workers that are started ahead: they serve like others, are passed over when they fail, and go first."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -50,10 +51,13 @@ class Machine:
 
     def __init__(self) -> None:
         self.memory = PLENTY
+        self.tells = True
         self._looked: asyncio.Queue[None] = asyncio.Queue()
 
     def __call__(self) -> SystemMemory:
         self._looked.put_nowait(None)
+        if not self.tells:
+            raise OSError(errno.EMFILE, "Too many open files", "/proc/meminfo")
         return self.memory
 
     async def after_looks(self, count: int = 3) -> None:
@@ -263,6 +267,18 @@ async def test_it_is_given_up_when_memory_is_short_and_comes_back_with_plenty() 
         assert not children()
         machine.memory = PLENTY
         await until_ready(spares)
+
+
+async def test_a_machine_that_does_not_tell_its_memory_for_a_while_changes_nothing_and_is_asked_again() -> None:
+    machine = Machine()
+    async with pool(machine=machine) as spares:
+        there = await until_ready(spares)
+        machine.tells = False
+        await machine.after_looks()
+        assert children() == there
+        machine.tells = True
+        machine.memory = SystemMemory(PLENTY.total_bytes, SHORT_BYTES - 1)
+        await until_gone(spares)
 
 
 async def test_nothing_is_started_before_the_pool_begins_and_nothing_after_it_has_closed() -> None:

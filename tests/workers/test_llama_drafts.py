@@ -352,11 +352,11 @@ def test_a_larger_cache_keeps_a_guessed_answer(kinds: Mapping[str, Path], tiny_p
 
 def test_nothing_is_guessed_for_more_answers_than_a_kernel_takes(kinds: Mapping[str, Path]) -> None:
     with Worker("llama") as worker:
-        worker.load(kinds["full"], threads=1, kv_type=KV_TYPE, slots=64, context_len=64 * 256, draft="ngram")
+        worker.load(kinds["full"], threads=1, kv_type=KV_TYPE, slots=64, context_len=64 * 512, draft="ngram")
         replies = worker.ask_all(
-            *(chat(number, f"{number}", max_tokens=160, scope=str(number)) for number in range(64))
+            *(chat(number, f"{number}", max_tokens=400, scope=str(number)) for number in range(64))
         )
-        assert all(reply.end.completion_tokens == 160 for reply in replies)
+        assert all(reply.end.completion_tokens == 400 for reply in replies)
         assert max(reply.end.timing.concurrent_slots or 0 for reply in replies) == 64
         assert _hits(worker.ask(chat(1, STORY, max_tokens=200))) > 0
 
