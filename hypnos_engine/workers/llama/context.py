@@ -156,10 +156,26 @@ class Context:
         return Outcome(status) if status in (0, 1) else Outcome.FAILED
 
     def sample(self, chain: native.Pointer, row: int) -> int:
-        """Draw a token from the logits of a row of the last batch that asked for them. Raises NoNumbers."""
+        """Draw a token from the logits of a row of the last batch that asked for them; without a chain, the likeliest.
+
+        Raises NoNumbers.
+        """
+        if chain is None:
+            return self.likeliest(row)
         if not self.has_numbers(row):
             raise NoNumbers
         return int(lib.llama_sampler_sample(chain, self._pointer, row))
+
+    def likeliest(self, row: int) -> int:
+        """The token with the largest logit of a row, the first of equals, as the library's greedy sampler takes it.
+
+        That one copies all logits into a list of candidates first, which takes 80 microseconds more. Raises NoNumbers.
+        """
+        logits = self._logits(row)
+        token = int(logits.argmax())  # of a NaN, if there is one
+        if not np.isfinite(logits[token]):
+            raise NoNumbers
+        return token
 
     def has_numbers(self, row: int) -> bool:
         """Whether a token can be drawn from the logits of a row.

@@ -30,7 +30,11 @@ class Chain:
     """The samplers of one request; `free` must be called once it ends."""
 
     def __init__(self, sampling: m.Sampling) -> None:
-        self.pointer: native.Pointer = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        self.pointer: native.Pointer = None
+        """None for a request that always takes the likeliest token: that needs no sampler."""
+        if sampling.temperature is not None and sampling.temperature < _COLDEST:
+            return
+        self.pointer = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         if not self.pointer:
             raise EngineFailed("llama.cpp could not make a sampler.")
         for sampler in _samplers(sampling):
@@ -44,8 +48,6 @@ class Chain:
 
 
 def _samplers(sampling: m.Sampling) -> list[native.Pointer]:
-    if sampling.temperature is not None and sampling.temperature < _COLDEST:
-        return [lib.llama_sampler_init_greedy()]
     top_k = TOP_K if sampling.top_k is None else min(max(sampling.top_k, 0), 2**31 - 1)  # 0 keeps all tokens
     top_p = TOP_P if sampling.top_p is None else min(sampling.top_p, 1.0)
     temperature = TEMPERATURE if sampling.temperature is None else min(sampling.temperature, _HOTTEST)
